@@ -1,0 +1,1 @@
+"""Bytes that are hashed: their one form, their digests, and the keys beside them."""

@@ -1,0 +1,69 @@
+"""Commitments, equality keys and leaves: which bytes are hashed for which promise.
+
+A *commitment* binds the log to a payload without telling it: SHA-256 over a tag, a salt of 32 random bytes and
+the payload. It goes into the leaf. The salt is derived from one random seed in the frame, so that draining a
+frame twice gives the same leaf; it lies beside the payload in the store and is erased with it.
+
+An *equality key* says that two payloads are equal, without telling which: HMAC under the key of the store. It
+never enters a leaf, and destroying the key ends every link.
+
+A *leaf hash* is that of RFC 9162: SHA-256 over a zero byte and the leaf.
+
+All inputs are golden (``tests/golden/digests.json``).
+"""
+
+import hashlib
+import hmac
+
+COMMIT_TAG = b"provenance/commit/v1"
+SALT_TAG = b"provenance/salt/v1"
+EQUAL_TAG = b"provenance/equal/v1"
+BODY_TAG = b"provenance/body/v1"
+KEY_TAG = b"provenance/key-id/v1"
+
+
+def salt(seed: bytes, role: int, row: int, index: int) -> bytes:
+    """Derive the salt of one payload from the seed of its frame: 32 bytes."""
+    place = SALT_TAG + role.to_bytes(2, "little") + row.to_bytes(4, "little") + index.to_bytes(4, "little")
+    return hmac.digest(seed, place, "sha256")
+
+
+def commitment(salt32: bytes, payload: bytes) -> bytes:
+    """Return the 32 bytes that bind a payload.
+
+    >>> commitment(bytes(32), b"x").hex()[:16]
+    'c9328cf3358a8ad0'
+    """
+    return hashlib.sha256(COMMIT_TAG + salt32 + payload).digest()
+
+
+def equality(key: bytes, kind: str, parts: tuple[bytes, ...]) -> bytes:
+    """Return 32 bytes that are equal if, and only if, kind and parts are, under one key.
+
+    Each part is preceded by its length, so no two lists of parts run together.
+    """
+    state = hmac.new(key, EQUAL_TAG + len(kind).to_bytes(1, "little") + kind.encode(), "sha256")
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def body_key(key: bytes, body: bytes) -> bytes:
+    """Return the name under which a body is stored once, however many runs refer to it."""
+    return hmac.digest(key, BODY_TAG + body, "sha256")
+
+
+def key_id(key: bytes) -> str:
+    """Name a key without telling it: 16 hexadecimal digits."""
+    return hashlib.sha256(KEY_TAG + key).hexdigest()[:16]
+
+
+def leaf_hash(leaf: bytes) -> bytes:
+    """Hash a leaf as RFC 9162 does."""
+    return hashlib.sha256(b"\0" + leaf).digest()
+
+
+def file_digest(data: bytes) -> str:
+    """Digest of content that compares across sites and tools: plain SHA-256, with its name in front."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,0 +1,303 @@
+"""A total, lossless form for values of users: it never raises, and decodes bit for bit.
+
+Arguments and results of functions hold whatever Python holds. JSON alone loses NaN, tuples, bytes and integer
+keys, and raises on the rest. Here every value becomes ``[1, value]`` (1 is the version of the form), in
+which whatever JSON cannot say is a tagged object ``{"$": tag, "v": ...}``:
+
+    f8, int, complex, str, bytes, bytearray    scalars that JSON lacks or would alter
+    tuple, set, frozenset, dict                containers; a dict only if its keys need it
+    sub                                        a subclass: type name and the value of its base
+    array                                      a small array: dtype, shape, little-endian bytes
+    nodes, at                                  what lies deeper than 60 levels, as a flat table
+    cycle, object                              cut: a reference upward, or a type name and a safe repr
+
+``decode(encode(x)) == x`` is held by a property test; what was cut decodes to a `Cut`. No code of the
+value's own is run: no ``__repr__``, ``__iter__`` or ``__getattr__`` written in Python by a stranger.
+"""
+
+import base64
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+VERSION = 1
+SAFE = 2**53
+DEEP = 60
+ARRAY_BYTES = 65536
+REPR_CHARS = 200
+# An address says nothing and differs from process to process.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Types of these modules print themselves without surprises; anybody else's __repr__ is never called.
+TRUSTED = {"builtins", "datetime", "decimal", "enum", "fractions", "pathlib", "re", "types", "uuid", "torch", "numpy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What stands where a value could not be kept: its type, and a short text where that was safe."""
+
+    kind: str
+    text: str = ""
+
+
+def encode(value: object) -> bytes:
+    """Encode any value; see the table above. Never raises.
+
+    >>> encode({"a": (1, float("nan")), 2: b"x"})[:60]
+    b'[1,{"$":"dict","v":[["a",{"$":"tuple","v":[1,{"$":"f8","v":"'
+    """
+    try:
+        return orjson.dumps([VERSION, _encode(value, 0, [])])
+    except Exception as error:  # a hostile object: name its type, keep the promise
+        cut = {"$": "object", "type": _name(type(value)), "v": f"not encoded: {type(error).__name__}"}
+        return orjson.dumps([VERSION, cut])
+
+
+def decode(data: bytes) -> object:
+    """Decode what `encode` made.
+
+    >>> decode(encode({1: (2.5, -0.0, b"x", 2**70), "$": None}))
+    {1: (2.5, -0.0, b'x', 1180591620717411303424), '$': None}
+    """
+    version, value = orjson.loads(data)
+    if version != VERSION:
+        return Cut("version", f"value form {version}; this code knows {VERSION}")
+    return _decode(value)
+
+
+# -- encoding --------------------------------------------------------------------------------------
+
+
+def _encode(value: Any, depth: int, above: list[int]) -> object:
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    scalar = SCALARS.get(kind)
+    if scalar is not None:
+        return scalar(value)
+    if kind in CONTAINERS:
+        if id(value) in above:
+            return {"$": "cycle", "v": len(above) - above.index(id(value))}
+        if depth >= DEEP:
+            return _flatten(value, above)
+        above.append(id(value))
+        try:
+            return _container(value, lambda item: _encode(item, depth + 1, above))
+        finally:
+            above.pop()
+    return _other(value, depth, above)
+
+
+def _container(value: Any, inner: Callable[[Any], object]) -> object:
+    kind = type(value)
+    if kind is list:
+        return _items(value, inner)
+    if kind is dict:
+        if all(type(key) is str for key in value) and "$" not in value and _clean("".join(value)):
+            return {key: inner(item) for key, item in value.items()}
+        return {"$": "dict", "v": [[inner(key), inner(item)] for key, item in value.items()]}
+    if kind is tuple:
+        return {"$": "tuple", "v": _items(value, inner)}
+    return {"$": kind.__name__, "v": sorted((inner(item) for item in value), key=repr)}
+
+
+def _items(value: Any, inner: Callable[[Any], object]) -> list[object]:
+    """Encode the items of a list; thousands of plain ids go through without a loop in Python."""
+    kinds = set(map(type, value))
+    if kinds == {int} and min(value) >= -SAFE and max(value) <= SAFE:
+        return list(value)
+    if kinds == {float} and all(map(math.isfinite, value)):
+        return list(value)
+    if kinds == {str} and _clean("".join(value)):
+        return list(value)
+    return [inner(item) for item in value]
+
+
+def _flatten(root: Any, above: list[int]) -> object:
+    """Encode what lies too deep for a recursive reader as a table whose first row is the root."""
+    rows: list[object] = []
+    queue: list[tuple[Any, int]] = [(root, -1)]
+    parents: list[int] = []
+
+    def place(parent: int, item: Any) -> object:
+        if type(item) not in CONTAINERS:
+            return _encode(item, DEEP - 1, [])
+        if id(item) in above:
+            return {"$": "cycle", "v": 0}
+        walk = parent
+        while walk >= 0:
+            if queue[walk][0] is item:
+                return {"$": "cycle", "v": 0}
+            walk = parents[walk]
+        queue.append((item, parent))
+        return {"$": "at", "v": len(queue) - 1}
+
+    index = 0
+    while index < len(queue):
+        item, parent = queue[index]
+        parents.append(parent)
+        rows.append(_container(item, functools.partial(place, index)))
+        index += 1
+    return {"$": "nodes", "v": rows}
+
+
+def _other(value: Any, depth: int, above: list[int]) -> object:
+    kind = type(value)
+    for base in (int, float, str, bytes, dict, list, tuple, set, frozenset):
+        if issubclass(kind, base):
+            try:
+                # The base class's own conversion: an overridden __iter__ is never run.
+                return {"$": "sub", "type": _name(kind), "v": _encode(_as_base(value, base), depth + 1, above)}
+            except Exception:
+                break
+    array = _array(value)
+    if array is not None:
+        return array
+    return {"$": "object", "type": _name(kind), "v": safe_repr(value)}
+
+
+def _as_base(value: Any, base: Any) -> object:
+    """Return the value as its built-in base class holds it, through the base's own methods."""
+    if base is dict:
+        return dict(dict.items(value))
+    if base in (list, tuple, set, frozenset):
+        return base(base.__iter__(value))
+    if base is str:
+        return str.__str__(value)
+    return bytes.__getitem__(value, slice(None)) if base is bytes else base.__pos__(value)
+
+
+def _array(value: Any) -> object:
+    """Keep a small array of numpy or of torch on the CPU with its bytes; of others say shape and type."""
+    kind = type(value)
+    module = kind.__module__.partition(".")[0]
+    if module == "torch" and kind.__name__ in ("Tensor", "Parameter"):
+        head = {"$": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
+        if value.device.type != "cpu" or value.numel() * value.element_size() > ARRAY_BYTES:
+            return {**head, "v": None}
+        value = value.detach().contiguous()
+        data = bytes(value.untyped_storage())[value.storage_offset() * value.element_size() :]
+        return {**head, "v": _base64(data[: value.numel() * value.element_size()])}
+    if module == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
+        head = {"$": "array", "dtype": f"numpy.{value.dtype.str}", "shape": list(value.shape)}
+        return {**head, "v": _base64(value.tobytes()) if value.nbytes <= ARRAY_BYTES else None}
+    return None
+
+
+def safe_repr(value: object) -> str:
+    """Return a short text of an object, if its type is known to print without running a stranger's code."""
+    if type(value).__module__.partition(".")[0] not in TRUSTED:
+        return ""
+    try:
+        text = ADDRESS.sub("", repr(value)[: 2 * REPR_CHARS])[:REPR_CHARS]
+        return text.encode("utf-8", "backslashreplace").decode()
+    except Exception as error:
+        return f"no repr: {type(error).__name__}"
+
+
+def _name(kind: type) -> str:
+    name = f"{type.__getattribute__(kind, '__module__')}.{type.__getattribute__(kind, '__qualname__')}"
+    return name.encode("utf-8", "backslashreplace").decode()[:REPR_CHARS]
+
+
+def _clean(text: str) -> bool:
+    """Say whether text has no lone surrogate, which UTF-8 cannot hold."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _int(value: int) -> object:
+    return value if -SAFE <= value <= SAFE else {"$": "int", "v": hex(value)}
+
+
+def _float(value: float) -> object:
+    return value if math.isfinite(value) else {"$": "f8", "v": struct.pack(">d", value).hex()}
+
+
+def _str(value: str) -> object:
+    return value if _clean(value) else {"$": "str", "v": value.encode("utf-8", "surrogatepass").hex()}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+SCALARS: dict[type, Callable[[Any], object]] = {
+    int: _int,
+    float: _float,
+    str: _str,
+    bytes: lambda value: {"$": "bytes", "v": _base64(value)},
+    bytearray: lambda value: {"$": "bytearray", "v": _base64(value)},
+    complex: lambda value: {"$": "complex", "v": [_float(value.real), _float(value.imag)]},
+}
+CONTAINERS = {list, tuple, dict, set, frozenset}
+
+# -- decoding --------------------------------------------------------------------------------------
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = value.get("$")
+    if tag is None:
+        return {key: _decode(item) for key, item in value.items()}
+    reader = READERS.get(tag)
+    return reader(value) if reader else Cut("tag", f"unknown tag {tag!r}")
+
+
+def _unflatten(value: dict[str, Any]) -> Any:
+    """Build the rows of a flat table from the last to the first: children stand after their parents."""
+    built: dict[int, Any] = {}
+
+    def fill(item: Any) -> Any:
+        if isinstance(item, list):
+            return [fill(part) for part in item]
+        if isinstance(item, dict):
+            tag = item.get("$")
+            if tag == "at":
+                return built.pop(item["v"])
+            if tag in ("tuple", "set", "frozenset"):
+                return MAKERS[tag](fill(part) for part in item["v"])
+            if tag == "dict":
+                return {fill(key): fill(part) for key, part in item["v"]}
+            if tag is None:
+                return {key: fill(part) for key, part in item.items()}
+        return _decode(item)
+
+    rows = value["v"]
+    for index in range(len(rows) - 1, -1, -1):
+        built[index] = fill(rows[index])
+    return built[0]
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "f8": lambda item: struct.unpack(">d", bytes.fromhex(item["v"]))[0],
+    "int": lambda item: int(item["v"], 16),
+    "str": lambda item: bytes.fromhex(item["v"]).decode("utf-8", "surrogatepass"),
+    "bytes": lambda item: base64.b64decode(item["v"]),
+    "bytearray": lambda item: bytearray(base64.b64decode(item["v"])),
+    "complex": lambda item: complex(_decode(item["v"][0]), _decode(item["v"][1])),
+    "tuple": lambda item: tuple(_decode(part) for part in item["v"]),
+    "set": lambda item: {_decode(part) for part in item["v"]},
+    "frozenset": lambda item: frozenset(_decode(part) for part in item["v"]),
+    "dict": lambda item: {_decode(key): _decode(part) for key, part in item["v"]},
+    "sub": lambda item: _decode(item["v"]),
+    "array": lambda item: Cut(item["dtype"], f"shape {item['shape']}"),
+    "nodes": _unflatten,
+    "cycle": lambda item: Cut("cycle", f"{item['v']} levels up"),
+    "object": lambda item: Cut(item["type"], item["v"]),
+}
