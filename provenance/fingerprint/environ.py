@@ -1,0 +1,60 @@
+"""Environment variables: the allow-list of the catalogue, by exact name, and nothing else.
+
+A prefix would leak (HF_TOKEN, VLLM_API_KEY). Even a listed variable whose value looks like a credential is
+withheld. The whole list is read again at every call as one tuple, in a few microseconds, because libraries
+change variables inside the process; an audit hook would tell of changes for free, but could never be taken off
+again and taxes every event of the interpreter (docs/decisions/0004-environment-by-snapshot.md).
+"""
+
+import os
+import re
+from functools import lru_cache
+from typing import Any
+
+from provenance.catalogue.fields import table
+from provenance.facts import Field, State
+
+CREDENTIAL = re.compile(
+    r"://[^/\s]*:[^/\s]*@|\b(?:bearer|basic)\s+\S{8}|\b(?:sk|hf|ghp|xox[abp]|AKIA)[-_]?[A-Za-z0-9]{12}|-----BEGIN",
+    re.IGNORECASE,
+)
+# Values of these hold paths; equal content at another place is no difference, but the path itself is a fact.
+LIMIT = 2000
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[str, ...]:
+    """Return the allow-list."""
+    return tuple(name[4:] for name in table() if name.startswith("env."))
+
+
+@lru_cache(maxsize=1)
+def _keys() -> tuple[object, ...]:
+    encode = getattr(os.environ, "encodekey", None)
+    return tuple(encode(name) if encode else name for name in names())
+
+
+def snapshot() -> tuple[object, ...]:
+    """Return the raw values of the list as they stand now, to be compared with an earlier snapshot."""
+    data = getattr(os.environ, "_data", None)
+    get: Any = data.get if data is not None else os.environ.get
+    return tuple(map(get, _keys()))
+
+
+def fields() -> list[Field]:
+    """Read the listed variables. One that nobody set is ``unset``."""
+    return [field(name, os.environ.get(name)) for name in names()]
+
+
+def field(name: str, value: str | None) -> Field:
+    """Make the field of one variable.
+
+    >>> field("LANG", "C.UTF-8").value, field("XLA_FLAGS", "https://me:pw@host").state.value
+    ('C.UTF-8', 'redacted')
+    """
+    key = f"env.{name}"
+    if value is None:
+        return Field.unset(key, "environment")
+    if CREDENTIAL.search(value):
+        return Field(key, None, State.REDACTED, "the value looks like a credential", "environment")
+    return Field(key, value[:LIMIT], State.VALUE, "", "environment")

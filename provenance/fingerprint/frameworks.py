@@ -1,0 +1,149 @@
+"""Versions: of torch and its libraries as they report themselves, of packages as they are installed.
+
+Package versions come from the names of the metadata folders on ``sys.path`` (a third of a millisecond for all
+of them; asking for each costs a hundred times that). The first folder on the path wins, as for an import.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from provenance.catalogue.fields import table
+from provenance.facts import Field
+from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all
+
+# What is loaded decides which fields have values; a change here makes a new environment fingerprint.
+WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
+           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum")  # fmt: skip
+
+
+def loaded() -> tuple[bool, ...]:
+    """Say which of the watched frameworks the process has loaded."""
+    return tuple(map(sys.modules.__contains__, WATCHED))
+
+
+def installed(path: Iterable[str]) -> dict[str, str]:
+    """Return name and version of every installed distribution, names in their normal form."""
+    found: dict[str, str] = {}
+    for folder in path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in names:
+            stem, _, ending = entry.rpartition(".")
+            if ending in ("dist-info", "egg-info") and "-" in stem:
+                name, _, version = stem.partition("-")
+                found.setdefault(normal(name), version.partition("-py")[0])
+    return found
+
+
+def normal(name: str) -> str:
+    """Return a distribution's name in its normal form."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def fields() -> list[Field]:
+    """Read torch's own facts and the versions of all packages that the catalogue names."""
+    packages = installed(sys.path)
+    found = read_all(TORCH, "torch")
+    for name in table():
+        if name.startswith("lib.") and name.endswith(".version"):
+            package = name[4:-8]
+            version = packages.get(normal(package))
+            if version:
+                found.append(Field(name, version, source="metadata"))
+            else:
+                found.append(Field.moot(name, f"{package} is not installed"))
+    whole = "\n".join(f"{name}=={version}" for name, version in sorted(packages.items()))
+    found.append(Field("lib.all_digest", "sha256:" + hashlib.sha256(whole.encode()).hexdigest(), source="metadata"))
+    return found
+
+
+def _torch() -> Any:
+    return module("torch")
+
+
+def _build(pattern: str) -> str:
+    match = re.search(pattern, _torch().__config__.show())
+    if not match:
+        raise Moot("this build of torch does not name it")
+    return match.group(1).strip()
+
+
+def _cuda_build() -> Any:
+    torch = _torch()
+    if torch.version.cuda is None:
+        raise Moot("torch is built without CUDA")
+    return torch
+
+
+def _digest(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cublas() -> str:
+    _cuda_build()
+    for name, version in installed(sys.path).items():
+        if name.startswith("nvidia-cublas"):
+            return version
+    raise Missing("cuBLAS has no getter, and no nvidia-cublas package is installed")
+
+
+TORCH: dict[str, Reader] = {
+    "torch.version": lambda: str(_torch().__version__),
+    "torch.git_version": lambda: _torch().version.git_version,
+    "torch.debug_build": lambda: bool(_torch().version.debug),
+    "torch.build_config_digest": lambda: _digest(_torch().__config__.show()),
+    "mkl.version": lambda: _build(r"Math Kernel Library Version (\S+?)[- ]Product"),
+    "onednn.version": lambda: _build(r"MKL-DNN v([0-9.]+)"),
+    "openmp.version": lambda: _build(r"OpenMP (\S+)"),
+    "cpu.capability": lambda: _torch().backends.cpu.get_cpu_capability(),
+    "cuda.runtime_version": lambda: _cuda_build().version.cuda,
+    "cudnn.version": lambda: _cuda_build().backends.cudnn.version(),
+    "cublas.version": _cublas,
+    "nccl.version": lambda: ".".join(map(str, _cuda_build().cuda.nccl.version())),
+    "rocm.version": lambda: _torch().version.hip or _moot("torch is built without ROCm"),
+    "torch.backends.cuda.is_flash_attention_available": lambda: _torch().backends.cuda.is_flash_attention_available(),
+    "torch.backends.mkldnn.acl": lambda: _torch().backends.mkldnn.is_acl_available(),
+    "torch.num_interop_threads": lambda: _torch().get_num_interop_threads(),
+}
+
+
+def _moot(why: str) -> str:
+    raise Moot(why)
+
+
+def code_version(program: str) -> str:
+    """Return the git commit of the program's checkout, read from files. Raises Missing where there is none."""
+    folder = Path(program).absolute().parent
+    for place in (folder, *folder.parents):
+        git = place / ".git"
+        if git.is_file():  # a worktree points elsewhere
+            git = Path(git.read_text(encoding="utf-8").partition(":")[2].strip())
+        if (git / "HEAD").is_file():
+            return _head(git)
+    raise Missing("the program is not in a git checkout")
+
+
+def _head(git: Path) -> str:
+    head = (git / "HEAD").read_text(encoding="utf-8").strip()
+    if not head.startswith("ref: "):
+        return head
+    name = head[5:]
+    shared = git / "commondir"
+    base = (git / shared.read_text(encoding="utf-8").strip()) if shared.is_file() else git
+    for place in (git, base):
+        if (place / name).is_file():
+            return (place / name).read_text(encoding="utf-8").strip()
+    packed = base / "packed-refs"
+    if packed.is_file():
+        for line in packed.read_text(encoding="utf-8").splitlines():
+            commit, _, reference = line.partition(" ")
+            if reference == name:
+                return commit
+    raise Missing("the checkout has no commit yet")

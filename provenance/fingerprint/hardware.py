@@ -1,0 +1,172 @@
+"""The machine: processor and system from files and calls, NVIDIA devices through NVML. No subprocess, no CUDA context.
+
+A machine without NVML gives one reason and no traceback; a driver that hangs is left behind after two seconds.
+"""
+
+import hashlib
+import os
+import platform
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from provenance.facts import Field
+from provenance.fingerprint.reading import Missing, Moot, Reader, read, read_all, within
+
+NVML_SECONDS = 2.0
+NVML_NAMES = ("gpu.count", "gpu.driver_version", "gpu.cuda_driver_api_version", "gpu.nvml_version")
+
+
+@lru_cache(maxsize=1)
+def _cpuinfo() -> dict[str, str]:
+    """Read the first processor's block of /proc/cpuinfo."""
+    facts: dict[str, str] = {}
+    with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, colon, value = line.partition(":")
+            if not colon:
+                break
+            facts.setdefault(key.strip(), value.strip())
+    return facts
+
+
+def _cpu(key: str, fallback: str = "") -> str:
+    try:
+        value = _cpuinfo().get(key, "")
+    except OSError:
+        value = ""
+    if not (value or fallback):
+        raise Missing(f"/proc/cpuinfo has no {key!r}")
+    return value or fallback
+
+
+def cpu_flags() -> str:
+    """Digest the sorted feature flags: hypervisors hide AVX-512 and AMX."""
+    flags = _cpu("flags") if "flags" in _cpuinfo() else _cpu("Features")
+    return "sha256:" + hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()
+
+
+def cpu_isa() -> list[str]:
+    """List the vector extensions that kernels choose by."""
+    flags = set((_cpuinfo().get("flags") or _cpuinfo().get("Features", "")).split())
+    known = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16",
+             "asimd", "sve", "sve2", "bf16", "i8mm")  # fmt: skip
+    return [name for name in known if name in flags]
+
+
+def _quota() -> str:
+    path = Path("/sys/fs/cgroup/cpu.max")
+    if not path.exists():
+        raise Moot("no cgroup v2")
+    return path.read_text(encoding="ascii").strip()
+
+
+def _psutil_cores() -> object:
+    import psutil
+
+    return psutil.cpu_count(logical=False)
+
+
+def _memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _affinity() -> int:
+    if not hasattr(os, "sched_getaffinity"):
+        raise Moot("this system has no affinity masks")
+    return len(os.sched_getaffinity(0))
+
+
+def _nodes() -> int:
+    return sum(name.startswith("node") for name in os.listdir("/sys/devices/system/node"))
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except (ValueError, OSError):
+        return " ".join(platform.libc_ver()).strip() or sys.platform
+
+
+READERS: dict[str, Reader] = {
+    "cpu.model": lambda: _cpu("model name", platform.processor()),
+    "cpu.vendor": lambda: _cpu("vendor_id", platform.machine()),
+    "cpu.flags_digest": cpu_flags,
+    "cpu.isa": cpu_isa,
+    "cpu.microcode": lambda: _cpu("microcode"),
+    "cpu.arch": platform.machine,
+    "cpu.count_physical": _psutil_cores,
+    "cpu.count_logical": os.cpu_count,
+    "cpu.affinity": _affinity,
+    "cpu.cgroup_quota": _quota,
+    "memory.total_bytes": _memory,
+    "numa.nodes": _nodes,
+    "os.kernel": platform.release,
+    "os.platform": lambda: sys.platform,
+    "os.libc": _libc,
+    "python.version": platform.python_version,
+    "python.implementation": platform.python_implementation,
+    "python.hash_randomization": lambda: bool(sys.flags.hash_randomization),
+    "python.optimize": lambda: sys.flags.optimize,
+}
+
+
+def fields() -> list[Field]:
+    """Read the machine."""
+    return read_all(READERS, "system") + within(NVML_SECONDS, "NVML", nvidia, NVML_NAMES)
+
+
+def nvidia() -> list[Field]:
+    """Read driver and devices. Raises nothing that `within` does not turn into a reason."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [Field.unknown(name, f"NVML: {error}") for name in NVML_NAMES]
+    try:
+        found = read_all(
+            {
+                "gpu.count": pynvml.nvmlDeviceGetCount,
+                "gpu.driver_version": lambda: _text(pynvml.nvmlSystemGetDriverVersion()),
+                "gpu.cuda_driver_api_version": lambda: _cuda(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
+                "gpu.nvml_version": lambda: _text(pynvml.nvmlSystemGetNVMLVersion()),
+            },
+            "nvml",
+        )
+        count = found[0].value
+        for index in range(count if isinstance(count, int) else 0):
+            found += _device(pynvml, index)
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _device(nvml: Any, index: int) -> list[Field]:
+    prefix = f"gpu.{index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return [Field.unknown(f"{prefix}.name", f"NVML: {error}")]
+    readers: dict[str, Reader] = {
+        "name": lambda: _text(nvml.nvmlDeviceGetName(handle)),
+        "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        "memory_total": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "vbios": lambda: _text(nvml.nvmlDeviceGetVbiosVersion(handle)),
+        "mig_mode": lambda: list(nvml.nvmlDeviceGetMigMode(handle)),
+        "ecc_mode": lambda: list(nvml.nvmlDeviceGetEccMode(handle)),
+        "persistence_mode": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
+        "compute_mode": lambda: nvml.nvmlDeviceGetComputeMode(handle),
+    }
+    return [read(f"{prefix}.{name}", reader, "nvml") for name, reader in readers.items()]
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -1,0 +1,226 @@
+"""A loaded model as fields: what it is, how it computes, the tokenizer beside it. Values in force, not requests.
+
+`Guard` tells in microseconds whether a model is still what it was: it walks modules and tensors, comparing
+identity, version and address, and the few settings that can change without a tensor changing.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from provenance.facts import Field, Fingerprint
+from provenance.fingerprint.reading import Moot, Reader, read_all, short_path
+
+QUANTIZATION = ("quant_method", "bits", "group_size", "sym", "desc_act", "load_in_8bit", "load_in_4bit",
+                "bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_threshold",
+                "activation_scheme", "format", "backend")  # fmt: skip
+# Not part of what a configuration means: where it came from, who wrote it, and the type it was stored in
+# (``model.dtype`` says what is in force).
+LABELS = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "_commit_hash",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+}
+
+
+def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
+    """Read a loaded model and its tokenizer. Weights are not among the fields: their digests come late."""
+    config = getattr(model, "config", None)
+    found = read_all(_model(model, config), "model")
+    found += _quantization(config)
+    if tokenizer is not None:
+        found += read_all(_tokenizer(tokenizer), "tokenizer")
+    else:
+        found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
+    return Fingerprint.of("model", found)
+
+
+def _model(model: Any, config: Any) -> dict[str, Reader]:
+    return {
+        "model.class": lambda: f"{type(model).__module__}.{type(model).__qualname__}",
+        "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
+        "model.revision": lambda: getattr(config, "_commit_hash", None),
+        "model.config_digest": lambda: config_digest(config),
+        "model.dtype": lambda: _dtypes(model),
+        "model.attn_implementation": lambda: getattr(config, "_attn_implementation", None),
+        "model.experts_implementation": lambda: getattr(config, "_experts_implementation", None),
+        "model.training": lambda: any(module.training for module in modules(model)),
+        "model.dropout_probs": lambda: _dropout(config),
+        "model.device_map": lambda: _device_map(model),
+        "device.in_use": lambda: sorted({tensor.device.type for tensor in tensors(model)}),
+        "model.tied_weights": lambda: getattr(config, "tie_word_embeddings", None),
+        "model.rope_parameters": lambda: _plain(getattr(config, "rope_parameters", None)),
+        "model.sliding_window": lambda: getattr(config, "sliding_window", None),
+        "model.max_position_embeddings": lambda: getattr(config, "max_position_embeddings", None),
+        "model.is_encoder_decoder": lambda: bool(getattr(config, "is_encoder_decoder", False)),
+        "model.module_kinds": lambda: _kinds(model),
+        "model.forward_hooks": lambda: _hooks(model),
+        "torch.compile.active": lambda: (
+            hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+        ),
+        "adapter.names": lambda: _adapters(model),
+    }
+
+
+def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
+    return {
+        "tokenizer.class": lambda: type(tokenizer).__name__,
+        "tokenizer.sha256": lambda: tokenizer_digest(tokenizer),
+        "tokenizer.vocab_size": lambda: len(tokenizer),
+        "tokenizer.special_ids": lambda: {
+            name: getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk")
+        },
+        "tokenizer.padding_side": lambda: tokenizer.padding_side,
+        "tokenizer.truncation_side": lambda: tokenizer.truncation_side,
+        "tokenizer.model_max_length": lambda: int(tokenizer.model_max_length),
+        "tokenizer.clean_up_tokenization_spaces": lambda: tokenizer.clean_up_tokenization_spaces,
+        "chat_template.sha256": lambda: _template(tokenizer),
+        "chat_template.uses_date": lambda: "strftime_now" in str(tokenizer.chat_template or ""),
+    }
+
+
+def config_digest(config: Any) -> str:
+    """Digest the resolved configuration, without labels. Equal digests dismiss every single value in it."""
+    document = {key: value for key, value in config.to_dict().items() if key not in LABELS}
+    data = orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str)
+    return _sha(data)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Digest what the tokenizer does: the whole pipeline of a fast one, the vocabulary of a slow one.
+
+    Padding and truncation are left out: they are set by each call and recorded with it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _sha(orjson.dumps(sorted(tokenizer.get_vocab().items())))
+    document = orjson.loads(backend.to_str())
+    document.pop("padding", None)
+    document.pop("truncation", None)
+    return _sha(orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
+
+
+def _template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if not template:
+        raise Moot("the tokenizer has no chat template")
+    return _sha(str(template).encode("utf-8", "surrogatepass"))
+
+
+def _dtypes(model: Any) -> object:
+    counts = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors(model, buffers=False))
+    return next(iter(counts)) if len(counts) == 1 else dict(sorted(counts.items()))
+
+
+def _dropout(config: Any) -> object:
+    table = config.to_dict()
+    return {key: value for key, value in sorted(table.items()) if "dropout" in key and isinstance(value, (int, float))}
+
+
+def _device_map(model: Any) -> object:
+    mapped = getattr(model, "hf_device_map", None)
+    if mapped:
+        return {str(key): str(value) for key, value in mapped.items()}
+    return str(getattr(model, "device", "unknown"))
+
+
+def _kinds(model: Any) -> list[str]:
+    """Name the kinds of operators that some switches act on alone."""
+    names = {type(module).__name__.lower() for module in modules(model)}
+    marks = {"conv": "conv", "lstm": "rnn", "gru": "rnn", "expert": "moe", "moe": "moe"}
+    return sorted({kind for mark, kind in marks.items() if any(mark in name for name in names)})
+
+
+def _hooks(model: Any) -> object:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules(model))
+
+
+def _adapters(model: Any) -> object:
+    found = getattr(model, "peft_config", None)
+    if not found:
+        raise Moot("no adapter is attached")
+    return sorted(map(str, found))
+
+
+def _quantization(config: Any) -> list[Field]:
+    setting = getattr(config, "quantization_config", None)
+    if setting is None:
+        return [Field.moot("model.quantization_config.quant_method", "the model is not quantized")]
+    table = setting if isinstance(setting, Mapping) else setting.to_dict()
+    return [
+        Field(f"model.quantization_config.{name}", _plain(table[name]), source="model")
+        for name in QUANTIZATION
+        if name in table
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+# -- walking ----------------------------------------------------------------------------------------
+
+
+def modules(model: Any) -> Iterator[Any]:
+    """Walk all modules, depth first, without the set and the names that torch's own walk keeps."""
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        yield module
+        stack.extend(child for child in module._modules.values() if child is not None)
+
+
+def tensors(model: Any, buffers: bool = True) -> Iterator[Any]:
+    """Walk all parameters, and buffers too, those outside the state dict included."""
+    for module in modules(model):
+        yield from (item for item in module._parameters.values() if item is not None)
+        if buffers:
+            yield from (item for item in module._buffers.values() if item is not None)
+
+
+def guard(model: Any) -> tuple[object, ...]:
+    """Return what is equal between two calls if nobody touched the model: a few microseconds a module.
+
+    Identity, version and address of every tensor, the training bits, hooks, and the settings that act without a
+    tensor.
+    """
+    seen: list[object] = []
+    for module in modules(model):
+        seen.append((module.training, len(module._forward_hooks), len(module._forward_pre_hooks)))
+        for table in (module._parameters, module._buffers):
+            for item in table.values():
+                if item is not None:
+                    seen.append(_mark(item))
+    config = getattr(model, "config", None)
+    return (
+        hash(tuple(seen)),
+        len(seen),
+        getattr(config, "_attn_implementation", None),
+        getattr(config, "_experts_implementation", None),
+        getattr(model, "_compiled_call_impl", None) is not None,
+    )
+
+
+def _mark(tensor: Any) -> tuple[int, int, int]:
+    try:
+        return id(tensor), tensor._version, tensor.data_ptr()
+    except RuntimeError:  # inference tensors keep no version; some wrappers have no address
+        return id(tensor), -1, 0

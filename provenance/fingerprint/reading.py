@@ -1,0 +1,92 @@
+"""Reading fields: each reader on its own, so that one that fails costs one field and gives its reason.
+
+A reader is a function without arguments that returns the value, or None for "nobody set it". It raises `Moot`
+where the field has no meaning here; any other exception becomes an unknown field. A reader asks ``sys.modules``
+and never imports a framework, never initialises a device.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from provenance.facts import Field, State
+
+Reader = Callable[[], object]
+REASON_CHARS = 160
+
+
+class Moot(Exception):
+    """The field has no meaning on this machine or in this process."""
+
+
+class Missing(Exception):
+    """The field exists and cannot be read here."""
+
+
+def read(name: str, reader: Reader, source: str = "") -> Field:
+    """Read one field. Never raises."""
+    try:
+        value = reader()
+    except Moot as why:
+        return Field.moot(name, str(why))
+    except Missing as why:
+        return Field.unknown(name, str(why))
+    except AttributeError as error:
+        return Field.unknown(name, f"absent in this version: {error}"[:REASON_CHARS])
+    except Exception as error:
+        return Field.unknown(name, f"{type(error).__name__}: {error}"[:REASON_CHARS])
+    if isinstance(value, Field):
+        return value
+    if value is None:
+        return Field(name, None, State.UNSET, "", source)
+    return Field(name, value, State.VALUE, "", source)
+
+
+def read_all(readers: Mapping[str, Reader], source: str = "") -> list[Field]:
+    """Read a table of fields."""
+    return [read(name, reader, source) for name, reader in readers.items()]
+
+
+def within(seconds: float, name: str, work: Callable[[], list[Field]], names: Iterable[str]) -> list[Field]:
+    """Run a collector that may hang in a thread of its own; late is unknown, with that reason.
+
+    The thread is left behind: nothing can stop a driver call. It writes to nobody.
+    """
+    found: list[Field] = []
+    failed: list[str] = []
+
+    def run() -> None:
+        try:
+            found.extend(work())
+        except Exception as error:
+            failed.append(f"{type(error).__name__}: {error}"[:REASON_CHARS])
+
+    thread = threading.Thread(target=run, name=f"provenance-{name}", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        return [Field.unknown(item, f"{name} did not answer within {seconds:g} s") for item in names]
+    if failed:
+        return [Field.unknown(item, failed[0]) for item in names]
+    return found
+
+
+def module(name: str) -> Any:
+    """Return a module that the process has loaded, without loading it.
+
+    Raises Missing where it has not.
+    """
+    found = sys.modules.get(name)
+    if found is None:
+        raise Missing(f"{name} is not loaded")
+    return found
+
+
+def short_path(path: str, home: str) -> str:
+    """Return a path with the user's home cut off.
+
+    >>> short_path("/home/ann/models/x", "/home/ann")
+    '~/models/x'
+    """
+    return "~" + path[len(home) :] if home not in ("", "/") and (path + "/").startswith(home + "/") else path

@@ -1,0 +1,199 @@
+"""One frozen `Settings`, from arguments, PROVENANCE_ variables and a TOML file, in that order of strength.
+
+Each setting is declared once, with its help; the variables, the TOML keys and ``docs/settings.md`` come from
+here. Settings are read at three doors only (recorder, cli, web); all other rooms take plain arguments.
+"""
+
+import dataclasses
+import hashlib
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provenance.errors import BadSetting
+
+YES, NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+def _setting(default: object, text: str, *choices: str) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set. The variable of ``db`` is PROVENANCE_DB, and so on."""
+
+    db: str = _setting("", "Database: a path, or a URL (sqlite:///…, postgresql+psycopg://…). "
+                           "Default: provenance/provenance.db under the user's data directory.")  # fmt: skip
+    spool: str = _setting("", "Folder of the journal. Default: beside a SQLite file, else under the state directory.")
+    key_file: str = _setting("", "File of the store's key (32 bytes, mode 0600). Default: provenance/key under the "
+                                 "user's configuration directory; made on first use.")  # fmt: skip
+    capture: str = _setting("full", "What is kept of prompts and outputs: everything, salted digests, or nothing.",
+                            "full", "digest", "off")  # fmt: skip
+    evidence: int = _setting(4, "Top logits kept per generated token; 0 turns token evidence off.")
+    weights: str = _setting("tensors", "What is hashed in the background: tensors in memory and then the "
+                            "checkpoint's files, the files alone, or nothing.", "tensors", "files", "off")  # fmt: skip
+    writer: str = _setting("process", "Who moves the journal into the database: a child process, a thread of this "
+                           "process, or somebody else.", "process", "thread", "off")  # fmt: skip
+    identify_host: bool = _setting(False, "Record the host's name in clear instead of a keyed digest of it.")  # noqa: FBT003
+    disabled: bool = _setting(False, "Turn everything off: calls run as if nothing were installed.")  # noqa: FBT003
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things lie, resolved from settings."""
+
+    url: str
+    database: Path | None  # the file of an embedded store
+    spool: Path
+    key_file: Path
+
+
+def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings. An argument of None counts as not given.
+
+    Raises BadSetting for an unknown name or a value that cannot be used.
+
+    >>> load({"evidence": 8}, {"PROVENANCE_CAPTURE": "digest"})
+    Settings(db='', spool='', key_file='', capture='digest', evidence=8, weights='tensors', writer='process', \
+identify_host=False, disabled=False)
+    """
+    environ = os.environ if environ is None else environ
+    chosen: dict[str, object] = {}
+    for name, value in _toml(environ).items():
+        chosen[name] = _value(name, value, "the settings file")
+    for item in dataclasses.fields(Settings):
+        variable = f"PROVENANCE_{item.name.upper()}"
+        if variable in environ:
+            chosen[item.name] = _value(item.name, environ[variable], variable)
+    for name, value in (arguments or {}).items():
+        if value is not None:
+            chosen[name] = _value(name, value, f"the argument {name}")
+    return Settings(**chosen)  # type: ignore[arg-type]
+
+
+def places(settings: Settings, environ: Mapping[str, str] | None = None) -> Places:
+    """Resolve where the database, the spool and the key lie. Nothing is made or opened.
+
+    Raises BadSetting for a URL that names no database we can use.
+    """
+    environ = os.environ if environ is None else environ
+    key = Path(settings.key_file).expanduser() if settings.key_file else config_home(environ) / "provenance" / "key"
+    database = embedded(settings.db) if settings.db else data_home(environ) / "provenance" / "provenance.db"
+    if settings.spool:
+        spool = Path(settings.spool).expanduser().absolute()
+    elif database is not None:
+        spool = database.with_name(database.name + ".spool")
+    else:
+        name = hashlib.sha256(settings.db.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        spool = state_home(environ) / "provenance" / f"spool-{name}"
+    url = f"sqlite:///{database}" if database is not None else settings.db
+    return Places(url, database, spool, key.absolute())
+
+
+def embedded(text: str) -> Path | None:
+    """Return the file of a SQLite path or URL, or None for a server.
+
+    Raises BadSetting for anything else.
+    """
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return Path(text).expanduser().absolute()
+    if scheme in ("sqlite", "sqlite+pysqlite"):
+        if not rest.startswith("/") or rest in ("", "/", "/:memory:"):
+            raise BadSetting(
+                f"the database URL {hide(text)} names no file; write sqlite:///relative.db or sqlite:////absolute.db."
+            )
+        return Path(rest[1:]).absolute()
+    if scheme in ("postgresql", "postgresql+psycopg", "postgres"):
+        return None
+    raise BadSetting(
+        f"the database URL {hide(text)} starts with {scheme!r}; use a path, sqlite:///… or postgresql+psycopg://…."
+    )
+
+
+def hide(url: str) -> str:
+    """Return a URL without its password.
+
+    >>> hide("postgresql://me:secret@host/db")
+    'postgresql://me:***@host/db'
+    """
+    head, at, tail = url.rpartition("@")
+    if not at:
+        return url
+    scheme, mark, login = head.partition("://")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}{mark}{user}{':***' if colon else ''}@{tail}"
+
+
+def data_home(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the user's data."""
+    return _home(environ, "XDG_DATA_HOME", ".local/share")
+
+
+def state_home(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the user's state."""
+    return _home(environ, "XDG_STATE_HOME", ".local/state")
+
+
+def config_home(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the user's configuration."""
+    return _home(environ, "XDG_CONFIG_HOME", ".config")
+
+
+def cache_home(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the user's caches."""
+    return _home(environ, "XDG_CACHE_HOME", ".cache")
+
+
+def _home(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    value = environ.get(variable, "")
+    if value.startswith("/"):
+        return Path(value)
+    home = Path(environ.get("HOME") or Path.home())
+    if sys.platform == "darwin":
+        return home / "Library" / ("Caches" if "CACHE" in variable else "Application Support")
+    return home / default
+
+
+def _toml(environ: Mapping[str, str]) -> dict[str, object]:
+    named = environ.get("PROVENANCE_CONFIG", "")
+    path = Path(named).expanduser() if named else config_home(environ) / "provenance" / "config.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise BadSetting(f"PROVENANCE_CONFIG names {path}, which does not exist.") from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadSetting(f"the settings file {path} cannot be read: {error}.") from None
+
+
+def _value(name: str, value: object, origin: str) -> object:
+    """Bring one value to the type of its setting, or say what is wrong with it."""
+    known = {item.name: item for item in dataclasses.fields(Settings)}
+    if name not in known:
+        raise BadSetting(f"{origin} sets {name!r}, which is no setting; there are {', '.join(known)}.")
+    item = known[name]
+    if isinstance(item.default, bool):
+        text = str(value).strip().lower()
+        if text not in YES | NO:
+            raise BadSetting(f"{origin} is {value!r}; write 1 or 0.")
+        return text in YES
+    if isinstance(item.default, int):
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = -1
+        if not 0 <= number <= 32:
+            raise BadSetting(f"{origin} is {value!r}; write a number from 0 to 32.")
+        return number
+    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    choices = item.metadata["choices"]
+    if choices and text not in choices:
+        raise BadSetting(f"{origin} is {text!r}; write one of {', '.join(choices)}.")
+    return text
