@@ -1,0 +1,123 @@
+"""What stands inside a frame: a fixed binary head, one small JSON of facts, and payloads behind a table.
+
+The head is fixed so that the writer inserts slices and parses next to nothing. Each payload's entry in the
+table says role, encoding, part, row, return index and size; bodies follow in the same order.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from provenance.errors import BadSegment
+from provenance.facts import End, Noted, Output, Payload, Record, Request, SequenceEnd, Start
+from provenance.journal import frame
+
+START = struct.Struct("<32s16s16sqq32s32s32sIIHHI")
+END = struct.Struct("<32s16sQqqqI32s32sIHHI")
+SEQUENCE = struct.Struct("<IIIIIIfI")
+ENTRY = struct.Struct("<BBHIII")
+NOTE = struct.Struct("<B32sI")
+
+NOTES = {
+    1: "environment", 2: "switches", 3: "model", 4: "settings", 5: "weights", 6: "binding",
+    7: "gap", 8: "erased", 9: "clock_step",
+}  # fmt: skip
+NOTE_CODES = {name: code for code, name in NOTES.items()}
+NOTE_KINDS = {"gap": frame.GAP, "erased": frame.ERASED, "clock_step": frame.CLOCK_STEP}
+
+
+def start_payload(seed: bytes, request: Request) -> list[bytes]:
+    """Return the pieces of a start record, to be written one behind the other. ``seed`` is 32 random bytes."""
+    payloads = request.payloads
+    head = START.pack(
+        seed, request.run_id, request.parent, request.wall_ns, request.mono_ns, request.environment,
+        request.switches, request.model, request.load, request.rows, len(payloads), 0, len(request.facts),
+    )  # fmt: skip
+    pieces = [head, request.facts]
+    pieces += [ENTRY.pack(p[0], p[1], p[5], p[3], p[4], len(p[2])) for p in payloads]
+    pieces += [p[2] for p in payloads]
+    return pieces
+
+
+def end_payload(seed: bytes, output: Output) -> list[bytes]:
+    """Return the pieces of an end record."""
+    payloads = output.payloads
+    head = END.pack(
+        seed, output.run_id, output.start_seq, output.wall_ns, output.mono_ns, output.duration_ns, output.status,
+        output.settings, output.weights, len(output.sequences), len(payloads), 0, len(output.facts),
+    )  # fmt: skip
+    pieces = [head, output.facts]
+    pieces += [SEQUENCE.pack(*sequence) for sequence in output.sequences]
+    pieces += [ENTRY.pack(p[0], p[1], p[5], p[3], p[4], len(p[2])) for p in payloads]
+    pieces += [p[2] for p in payloads]
+    return pieces
+
+
+def note_payload(kind: str, digest: bytes, document: bytes) -> list[bytes]:
+    """Return the pieces of a fingerprint, a manifest, a binding, a gap or another note."""
+    return [NOTE.pack(NOTE_CODES[kind], digest, len(document)), document]
+
+
+def frame_kind(note: str) -> int:
+    """Return the kind of frame that carries a note."""
+    return NOTE_KINDS.get(note, frame.FINGERPRINT)
+
+
+def read(kind: int, seq: int, data: bytes) -> Record:
+    """Read a record from the payload of a frame.
+
+    Raises BadSegment where the payload is not what its kind says; it never reads beyond ``data``.
+    """
+    try:
+        if kind == frame.START:
+            return _read_start(seq, data)
+        if kind == frame.END:
+            return _read_end(seq, data)
+        return _read_note(seq, data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise BadSegment(f"record {seq} cannot be read: {error}") from None
+
+
+def _read_start(seq: int, data: bytes) -> Start:
+    (seed, run_id, parent, wall, mono, environment, switches, model, load, rows, count, _, facts_size) = (
+        START.unpack_from(data)
+    )
+    place = START.size
+    facts = _cut(data, place, facts_size)
+    payloads = tuple(_payloads(data, place + facts_size, count))
+    request = Request(run_id, parent, wall, mono, environment, switches, model, load, rows, facts, payloads)
+    return Start(seq, seed, request)
+
+
+def _read_end(seq: int, data: bytes) -> End:
+    (seed, run_id, start_seq, wall, mono, duration, status, settings, weights, n_sequences, count, _, facts_size) = (
+        END.unpack_from(data)
+    )
+    place = END.size
+    facts = _cut(data, place, facts_size)
+    place += facts_size
+    table = _cut(data, place, SEQUENCE.size * n_sequences)
+    sequences = tuple(map(SequenceEnd._make, SEQUENCE.iter_unpack(table)))
+    payloads = tuple(_payloads(data, place + len(table), count))
+    output = Output(run_id, start_seq, wall, mono, duration, status, settings, weights, facts, sequences, payloads)
+    return End(seq, seed, output)
+
+
+def _read_note(seq: int, data: bytes) -> Noted:
+    code, digest, size = NOTE.unpack_from(data)
+    document = _cut(data, NOTE.size, size)
+    if code not in NOTES:
+        raise ValueError(f"a note of kind {code}, which this version does not know")
+    return Noted(seq, NOTES[code], digest, document)
+
+
+def _payloads(data: bytes, place: int, count: int) -> Iterator[Payload]:
+    body = place + ENTRY.size * count
+    for role, encoding, part, row, ret, size in ENTRY.iter_unpack(_cut(data, place, ENTRY.size * count)):
+        yield Payload(role, encoding, _cut(data, body, size), row, ret, part)
+        body += size
+
+
+def _cut(data: bytes, place: int, size: int) -> bytes:
+    if place + size > len(data):
+        raise ValueError(f"{size} bytes at {place} of {len(data)}")
+    return data[place : place + size]

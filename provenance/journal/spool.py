@@ -1,0 +1,248 @@
+"""The folder of segments, and the one segment that this process appends to.
+
+An appended record is acknowledged: one `writev` has handed it to the kernel, so it survives the death of the
+process by any signal. Nothing waits in memory. A record that could not be written leaves a hole in ``seq`` and,
+as soon as writing is possible again, a gap record that names the hole.
+
+Segments are never rewritten. Whoever appends holds a lock on the file, so that anybody can tell a live stream
+from a dead one. A plain `write` and not a mapped file, because a full disk answers a write with an error and a
+mapped page with a signal that kills the observed process (docs/decisions/0002-write-not-mmap.md).
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from provenance.errors import JournalError, SpoolRefused
+from provenance.facts import Stream
+from provenance.journal import frame, records
+
+SUFFIX = ".seg"
+SEGMENT_BYTES = 64 << 20
+SEGMENT_SECONDS = 600.0
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def boot_id() -> bytes:
+    """Return the 16 bytes that name this boot of the machine, or zeros where the system does not tell."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+def prepare(folder: Path) -> None:
+    """Make the spool, or check that an existing one is safe to write to.
+
+    Raises SpoolRefused: prompts will lie here, so it must be a folder of this user that nobody else can enter.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+    except OSError as error:
+        raise SpoolRefused(
+            f"the spool {folder} cannot be made: {error.strerror}. Set PROVENANCE_DB or PROVENANCE_SPOOL to a "
+            "folder that this user can write to."
+        ) from error
+    if not stat.S_ISDIR(facts.st_mode):
+        raise SpoolRefused(f"the spool {folder} is a link or a file; remove it, or set PROVENANCE_SPOOL to a folder.")
+    if facts.st_uid != os.geteuid():
+        raise SpoolRefused(f"the spool {folder} belongs to another user; set PROVENANCE_SPOOL to a folder of your own.")
+    if facts.st_mode & 0o077:
+        raise SpoolRefused(f"the spool {folder} can be entered by others; run: chmod 700 {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SpoolRefused(f"the spool {folder} cannot be written to; set PROVENANCE_SPOOL to another folder.")
+
+
+def segments(folder: Path) -> list[Path]:
+    """List the segments in a spool, each stream's in order. Links and other files do not count."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.name.endswith(SUFFIX) and e.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def alive(path: Path) -> bool:
+    """Say whether a process still appends to this segment."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@dataclass(slots=True)
+class Gap:
+    """Records that could not be written: which, how many, and why first."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class Journal:
+    """The appending end of one stream. Safe for threads; a forked child must open its own."""
+
+    def __init__(self, folder: Path, about: dict[str, object]) -> None:
+        """Open the first segment of a new stream.
+
+        Raises SpoolRefused or OSError: at the start, errors are loud.
+        """
+        prepare(folder)
+        self.folder = folder
+        self.stream = Stream(
+            secrets.token_bytes(16), boot_id(), os.getpid(), time.time_ns(), time.monotonic_ns(), orjson.dumps(about)
+        )
+        self.next_seq = 0
+        self.gap: Gap | None = None
+        self.lost = 0
+        self.fork_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._holder = 0
+        self._open(0, bytes(32))
+
+    # -- appending --------------------------------------------------------------------------------
+
+    def append(self, kind: int, pieces: list[bytes]) -> int:
+        """Append one record and return its seq. When this returns, the kernel has it.
+
+        Raises JournalError where it could not be kept; the hole is remembered and reported.
+        """
+        payload = b"".join(pieces)
+        length = len(payload)
+        salt_crc = self.salt_crc
+        crc = zlib.crc32(payload, salt_crc)
+        if self._holder == threading.get_ident():
+            self.lost += 1  # a signal handler that infers, inside our own write: to wait would be for ever
+            raise JournalError("a record inside another record's write was dropped")
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                if self.gap is not None:
+                    self._report_gap()
+                if self.salt_crc != salt_crc:  # another segment meanwhile
+                    crc = zlib.crc32(payload, self.salt_crc)
+                seq = self.next_seq
+                self.next_seq = seq + 1
+                head = frame.HEAD.pack(self.marker, length, seq, kind, 0, frame.checksum(crc, seq, kind, 0, length))
+                self._write(seq, head, payload, frame.TAIL.pack(length))
+                return seq
+            finally:
+                self._holder = 0
+
+    def _write(self, seq: int, head: bytes, payload: bytes, tail: bytes) -> None:
+        total = len(head) + len(payload) + len(tail)
+        try:
+            written = os.writev(self.descriptor, (head, payload, tail))
+            if written != total:
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            self._dropped(seq, error)
+            raise JournalError(f"record {seq} was not kept: {error.strerror}") from error
+        self.size += total
+
+    def _dropped(self, seq: int, error: OSError) -> None:
+        """Cut what a short write left behind, and remember the hole."""
+        self.lost += 1
+        reason = f"{type(error).__name__}: {error.strerror}"
+        if self.gap is None:
+            self.gap = Gap(seq, seq, reason)
+        else:
+            self.gap.last = seq
+        try:
+            os.ftruncate(self.descriptor, self.size)
+        except OSError:
+            return  # a reader skips the torn frame by its checksum
+
+    def _report_gap(self) -> None:
+        """Write the gap record, if writing is possible again; else leave it for the next record."""
+        gap = self.gap
+        if gap is None:
+            return
+        document = orjson.dumps({"first": gap.first, "last": gap.last, "reason": gap.reason})
+        payload = b"".join(records.note_payload("gap", bytes(32), document))
+        seq, length = self.next_seq, len(payload)
+        crc = frame.checksum(zlib.crc32(payload, self.salt_crc), seq, frame.GAP, 0, length)
+        head = frame.HEAD.pack(self.marker, length, seq, frame.GAP, 0, crc)
+        try:
+            self._write(seq, head, payload, frame.TAIL.pack(length))
+        except JournalError:
+            self.lost -= 1  # the gap record itself is no record of the caller's
+            gap.last = max(gap.last, seq - 1)
+            return
+        self.next_seq = seq + 1
+        self.gap = None
+
+    # -- segments ---------------------------------------------------------------------------------
+
+    @property
+    def old(self) -> bool:
+        """Say whether the segment is due for rotation."""
+        return self.size > SEGMENT_BYTES or time.monotonic() - self.opened > SEGMENT_SECONDS
+
+    def rotate(self) -> None:
+        """Seal the segment and open the next, whose header holds the digest of the sealed one.
+
+        Meant for a background thread: the long part of the digest is computed before the lock is taken.
+        """
+        state = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while file.tell() < self.size and (data := file.read(1 << 20)):
+                state.update(data)
+            with self._lock:
+                while data := file.read(1 << 20):
+                    state.update(data)
+                before = self.descriptor
+                self._open(self.index + 1, state.digest())
+                os.close(before)
+
+    def _open(self, index: int, previous: bytes) -> None:
+        salt = secrets.token_bytes(16)
+        path = self.folder / f"{self.stream.stream_id.hex()}-{index:06d}{SUFFIX}"
+        header = frame.write_header(frame.Header(self.stream, salt, index, self.next_seq, previous))
+        descriptor = os.open(path, _FLAGS, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.write(descriptor, header) != len(header):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        self.index, self.path, self.descriptor, self.size = index, path, descriptor, len(header)
+        self.opened = time.monotonic()
+        self.marker, self.salt_crc = frame.marker(salt), frame.salt_crc(salt)
+
+    def close(self) -> None:
+        """Close the segment: the stream is over and says so by its free lock."""
+        with self._lock:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+                self.descriptor = -1
+
+    def forget(self) -> None:
+        """Let go of a parent's segment in a forked child, without a word to the parent's stream."""
+        try:
+            os.close(self.descriptor)
+        except OSError:
+            return
+        finally:
+            self.descriptor = -1
