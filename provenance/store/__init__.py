@@ -1,0 +1,1 @@
+"""The database: one schema on SQLite and PostgreSQL, through SQLAlchemy Core."""

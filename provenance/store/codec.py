@@ -1,0 +1,60 @@
+"""How a body is stored: as it is, or compressed. The codec's number stands beside each body for ever.
+
+Buffers of four-byte numbers are split into planes of their first, second, third and fourth bytes before they
+are compressed: ids and logits share their high bytes, so this halves them.
+"""
+
+import sys
+
+from provenance.facts import BUFFER, OCTETS
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+RAW, ZSTD, DICTIONARY, PLANES = 0, 1, 2, 3
+KINDS = {RAW: "raw", ZSTD: "zstd", DICTIONARY: "zstd with dictionary", PLANES: "zstd of 4 byte planes"}
+LEVEL = 3
+SMALL = 64
+LIMIT = 1 << 31
+
+
+def pack(data: bytes, encoding: int) -> tuple[int, bytes]:
+    """Return the codec chosen for a body and its stored bytes.
+
+    >>> codec, stored = pack(b"abcd" * 500, 0)
+    >>> codec, len(stored) < 40, unpack(codec, stored, 2000) == b"abcd" * 500
+    (1, True, True)
+    """
+    if len(data) < SMALL:
+        return RAW, data
+    if encoding in (BUFFER, OCTETS):
+        codec, packed = PLANES, zstd.compress(b"".join(data[i::4] for i in range(4)), LEVEL)
+    else:
+        codec, packed = ZSTD, zstd.compress(data, LEVEL)
+    return (codec, packed) if len(packed) < len(data) else (RAW, data)
+
+
+def unpack(codec: int, stored: bytes, size: int) -> bytes:
+    """Return the body. ``size`` is what it must come to; more is refused, whatever the stored bytes claim.
+
+    Raises ValueError for a codec that this version does not know, or a body of another size.
+    """
+    if codec == RAW:
+        data = stored
+    elif codec in (ZSTD, PLANES):
+        data = zstd.ZstdDecompressor().decompress(stored, max_length=min(size + 1, LIMIT))
+    else:
+        raise ValueError(f"codec {codec} is not known to this version")
+    if len(data) != size:
+        raise ValueError(f"a body of {len(data)} bytes where {size} were stored")
+    if codec != PLANES:
+        return data
+    whole = bytearray(size)
+    place = 0
+    for i in range(4):
+        count = len(range(i, size, 4))
+        whole[i::4] = data[place : place + count]
+        place += count
+    return bytes(whole)

@@ -1,0 +1,188 @@
+"""Opening the database: for the one writer, or read-only for everybody else; and its schema.
+
+A SQLite file is in WAL mode with one writing connection that syncs every commit, because segments are unlinked
+once their rows are committed. Readers open it ``mode=ro``. Nothing is migrated inside inference: a fresh
+database is made, an older one is refused with the command that upgrades it.
+"""
+
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreError
+
+HEAD = "0001"
+REVISIONS = ("0001",)
+PAGE_BYTES = 8192
+WRITE_WAIT_MS = 60_000
+READ_WAIT_MS = 5_000
+
+
+def writing(url: str, file: Path | None) -> Engine:
+    """Open the database for the writer. A SQLite file is made, readable by its owner alone, where there is none.
+
+    Raises NoDatabase where it cannot be reached or made, BadFile where the file is something else.
+    """
+    if file is not None:
+        _make(file)
+        return _sqlite(file, read_only=False)
+    return _server(url, read_only=False)
+
+
+def reading(url: str, file: Path | None) -> Engine:
+    """Open the database read-only, and check that this code knows its schema.
+
+    Raises NoDatabase, BadFile or SchemaMismatch.
+    """
+    if file is not None:
+        _exists(file)
+        engine = _sqlite(file, read_only=True)
+    else:
+        engine = _server(url, read_only=True)
+    check(engine, str(file or engine.url.render_as_string(hide_password=True)), writer=False)
+    return engine
+
+
+def _exists(file: Path) -> None:
+    if file.is_dir():
+        raise BadFile(f"{file} is a folder and not a database; name the file, as in --db {file / 'provenance.db'}.")
+    if not file.exists():
+        raise NoDatabase(
+            f"there is no database at {file}. Record a run first (`provenance demo` does), or name another with "
+            "--db or PROVENANCE_DB."
+        )
+
+
+def _make(file: Path) -> None:
+    if file.is_dir():
+        raise BadFile(f"{file} is a folder and not a database; set PROVENANCE_DB to a file in it.")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise NoDatabase(
+            f"the database {file} cannot be made: {error.strerror}. Set PROVENANCE_DB to a path that can be written to."
+        ) from error
+
+
+def _sqlite(file: Path, *, read_only: bool) -> Engine:
+    mode = "ro" if read_only else "rw"
+    uri = f"file:{quote(str(file))}?mode={mode}"
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=0, isolation_level=None)
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        if read_only:
+            connection.execute(f"pragma busy_timeout={READ_WAIT_MS}")
+            connection.execute("pragma query_only=on")
+            return
+        connection.execute(f"pragma busy_timeout={WRITE_WAIT_MS}")
+        connection.execute(f"pragma page_size={PAGE_BYTES}")
+        connection.execute("pragma journal_mode=wal")
+        connection.execute("pragma synchronous=full")
+        connection.execute("pragma secure_delete=on")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # sqlite3 begins nothing by itself here: the writer takes its lock at once, a reader its snapshot.
+        connection.exec_driver_sql("begin" if read_only else "begin immediate")
+
+    return engine
+
+
+def _server(url: str, *, read_only: bool) -> Engine:
+    url = url.replace("postgres://", "postgresql://", 1).replace("postgresql://", "postgresql+psycopg://", 1)
+    options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
+    try:
+        return create_engine(url, pool_pre_ping=True, connect_args=options)
+    except ModuleNotFoundError:
+        raise MissingExtra("psycopg", "a PostgreSQL database", "postgres") from None
+
+
+def schema(engine: Engine, name: str) -> str:
+    """Return the revision of the database's schema, or an empty text for a fresh one.
+
+    Raises BadFile for a file that is no database of ours, NoDatabase where nobody answers.
+    """
+    try:
+        with engine.connect() as connection:
+            tables = set(inspect(connection).get_table_names())
+            if "alembic_version" in tables:
+                return str(connection.execute(text("select version_num from alembic_version")).scalar() or "")
+    except OperationalError as error:
+        reason = str(error.orig).strip().splitlines()[0]
+        raise NoDatabase(f"the database {name} cannot be opened: {reason}.") from error
+    except DBAPIError as error:
+        raise BadFile(f"{name} is not a database: {str(error.orig).splitlines()[0]}.") from error
+    if tables:
+        raise BadFile(f"{name} is a database of something else; set PROVENANCE_DB to another path.")
+    return ""
+
+
+def check(engine: Engine, name: str, *, writer: bool) -> None:
+    """Refuse a schema that this code does not know.
+
+    Raises SchemaMismatch; a fresh database is made ready for a writer and is missing for a reader.
+    """
+    found = schema(engine, name)
+    if found == HEAD:
+        return
+    if not found and writer:
+        upgrade(engine)
+    elif not found:
+        raise NoDatabase(f"the database {name} is empty: nothing has been recorded into it yet.")
+    elif found in REVISIONS:
+        raise SchemaMismatch(f"the database {name} has the older schema {found}. Run: provenance db upgrade")
+    else:
+        raise SchemaMismatch(
+            f"the database {name} has schema {found}, newer than this version knows ({HEAD}). Upgrade provenance."
+        )
+
+
+def upgrade(engine: Engine) -> None:
+    """Bring the schema to the newest revision, each step in a transaction of its own."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(scripts()))
+    config.set_main_option("path_separator", "os")
+    try:
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except DBAPIError as error:
+        raise StoreError(f"the schema cannot be upgraded: {str(error.orig).splitlines()[0]}.") from error
+
+
+def positions(engine: Engine) -> dict[bytes, tuple[int, int, int]]:
+    """Return how far each stream is in the store: segment, offset, last seq."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("select stream_id, segment, position, last_seq from streams"))
+        return {bytes(row[0]): (row[1], row[2], row[3]) for row in rows}
+
+
+def scripts() -> Path:
+    """Return the folder of the migrations: inside the installed package, or at the root of a checkout."""
+    package = Path(__file__).parents[1]
+    inside = package / "_migrations"
+    return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def driver(connection: Connection) -> Any:
+    """Return the driver's own connection, for the writer's bulk statements."""
+    raw = connection.connection.driver_connection
+    with suppress(AttributeError):
+        raw.row_factory = None  # type: ignore[union-attr]
+    return raw

@@ -1,0 +1,65 @@
+"""What rolls at write time: equal inputs and their outputs, and the binding of weights to the calls that ran on them.
+
+The question "which equal inputs gave more than one output" takes seconds over a million runs; kept rolling it
+is a look-up. A group is equal input, equal settings (by value, whoever set them), equal random state if
+sampled, and equal tensors. Where one of these is unknown there is no group: unknown is never equal.
+"""
+
+import hashlib
+from typing import Any
+
+from provenance.facts import FINISHES
+from provenance.integrity.canonical import raw
+from provenance.store.rows import Bulk, Documents
+
+FINISH = dict(enumerate(FINISHES))
+
+_INPUTS = """insert into equal_inputs(grp, input_key, settings, random_state, weights, runs, outputs, first_run,
+    last_run, first_at, last_at) values(?,?,?,?,?,1,0,?,?,?,?)
+    on conflict(grp) do update set runs = equal_inputs.runs + 1, last_run = excluded.last_run,
+    last_at = excluded.last_at"""
+_OUTPUTS = """insert into equal_outputs(grp, output_key, runs, first_run, last_run) values(?,?,1,?,?)
+    on conflict(grp, output_key) do update set runs = equal_outputs.runs + 1, last_run = excluded.last_run"""
+_RECOUNT = """update equal_inputs set outputs =
+    (select count(*) from equal_outputs o where o.grp = equal_inputs.grp) where grp = ?"""
+
+
+def count(bulk: Bulk, documents: Documents, run: dict[str, Any], sequence: dict[str, Any]) -> None:
+    """Count one finished sequence, if everything that must be equal is known."""
+    settings, weights = run.get("settings"), run.get("weights")
+    if not (settings and weights and sequence.get("input_key") and sequence.get("output_key")) or run["status"] != "ok":
+        return
+    values = documents.values.get(settings)
+    if values is None:
+        values = str(bulk.run("select value_digest from fingerprints where id=?", (settings,))[0][0])
+        documents.values[settings] = values
+    state = run.get("random_state") or ""
+    parts = (bytes(sequence["input_key"]), values.encode(), state.encode(), str(weights).encode())
+    group = hashlib.sha256(b"provenance/group/v1" + b"\0".join(parts)).digest()
+    number, at = run["id"], run["started_at"]
+    bulk.run(_INPUTS, (group, sequence["input_key"], values, state, weights, number, number, at, at))
+    bulk.run(_OUTPUTS, (group, sequence["output_key"], number, number))
+    bulk.run(_RECOUNT, (group,))
+
+
+def bind(bulk: Bulk, documents: Documents, stream: int, binding: dict[str, Any]) -> None:
+    """Bind the calls of one load to the weights they ran on, or to the reason why those are not known."""
+    where = "stream=? and load=? and start_seq between ? and ?"
+    calls = (stream, binding["load"], binding["from"], binding["to"])
+    if binding.get("reason"):
+        note = f"unknown: {binding['reason']}"
+        bulk.run(f"update runs set weights_note=? where {where} and weights is null", (note, *calls))
+        return
+    number = documents.weights(raw(binding["root"]))
+    if binding["kind"] == "files":
+        bulk.run(f"update runs set weight_files=? where {where}", (number, *calls))
+        return
+    late = bulk.run(
+        f"select id, started_at, settings, random_state, status from runs where {where} and weights is null", calls
+    )
+    bulk.run(f"update runs set weights=?, weights_note=null where {where} and weights is null", (number, *calls))
+    for run_id, started_at, settings, state, status in late:
+        run = {"id": run_id, "started_at": started_at, "settings": settings, "random_state": state, "status": status,
+               "weights": number}  # fmt: skip
+        for input_key, output_key in bulk.run("select input_key, output_key from sequences where run=?", (run_id,)):
+            count(bulk, documents, run, {"input_key": input_key, "output_key": output_key})

@@ -1,0 +1,311 @@
+"""From the journal to the store: one elected writer drains every segment of a spool, its own process's or a dead one's.
+
+Whoever holds the lock on ``writer.lock`` is the writer; the kernel frees it when its holder dies, so nobody
+waits for a ghost. Rows and position are committed together, a segment is unlinked once everything in it is
+committed and nobody appends to it any more, and a crash at any point repeats nothing. Run as ``python -m
+provenance.writer SPOOL`` this is the child process of a recorder: it ends when there has been nothing to do for
+five seconds.
+"""
+
+import fcntl
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+
+from provenance.errors import BadSegment, ProvenanceError, SpoolRefused
+from provenance.facts import Noted
+from provenance.integrity import keys
+from provenance.journal import records, spool
+from provenance.journal.recovery import Scan, open_segment
+from provenance.settings import Places, embedded
+from provenance.store import database
+from provenance.store.ingest import Ingest, Item, Position, frame_digest
+
+log = logging.getLogger("provenance.writer")
+BATCH_RECORDS = 500
+BATCH_BYTES = 4 << 20
+POLL_SECONDS = 0.05
+IDLE_SECONDS = 5.0
+READER_SECONDS = 1.0
+RETRY_SECONDS = (0.2, 1.0, 5.0, 15.0)
+NICE = 10
+
+
+@contextmanager
+def elected(folder: Path) -> Iterator[bool]:
+    """Try to become the writer of a spool; yields whether it worked."""
+    try:
+        descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+class Drain:
+    """Moves segments of one spool into one store."""
+
+    def __init__(self, where: Places) -> None:
+        """Open the store, making a fresh one ready.
+
+        Raises ProvenanceError where it cannot be written to.
+        """
+        self.where = where
+        engine = database.writing(where.url, where.database)
+        database.check(engine, str(where.database or "named by PROVENANCE_DB"), writer=True)
+        self.ingest = Ingest(engine, keys.load(where.key_file))
+        self.scans: dict[Path, Scan] = {}
+        self.left_alone: set[Path] = set()
+
+    def pass_once(self, until: float = float("inf")) -> int:
+        """Go over the spool once, up to a monotonic time; return how many records were moved."""
+        moved = 0
+        paths = spool.segments(self.where.spool)
+        self.scans = {path: scan for path, scan in self.scans.items() if path in paths}
+        for place, path in enumerate(paths):
+            if path in self.left_alone or time.monotonic() > until:
+                continue
+            following = paths[place + 1] if place + 1 < len(paths) else None
+            newer = following is not None and _stream_of(following) == _stream_of(path)
+            try:
+                moved += self._segment(path, sealed=newer, until=until)
+            except BadSegment as error:
+                log.warning("%s", error)
+                self.left_alone.add(path)
+        return moved
+
+    def _segment(self, path: Path, sealed: bool, until: float) -> int:
+        dead = not spool.alive(path)  # asked before the scan: what a dead process wrote is all there
+        scan = self._scan(path)
+        if scan is None:
+            return 0
+        before = time.monotonic()
+        moved = 0
+        whole = True
+        for batch in _batches(scan, sealed or dead):
+            moved += self._write(scan, batch)
+            if time.monotonic() > until:
+                whole = False
+                break
+        if whole and dead:
+            self._retire(path, scan, ended=not sealed)
+        if moved:
+            log.info("%d records of %s in %.3f s", moved, path.name, time.monotonic() - before)
+        return moved
+
+    def _scan(self, path: Path) -> Scan | None:
+        """Return the scan of a segment where it was left, or None where there is nothing to do."""
+        scan = self.scans.get(path)
+        if scan is None:
+            try:
+                scan = open_segment(path)
+            except FileNotFoundError:
+                return None
+            position = self.ingest.position(scan.header.stream)
+            if position.segment == scan.header.index and position.offset:
+                scan.position, scan.last_seq = position.offset, position.last_seq
+            elif position.segment > scan.header.index:
+                path.unlink(missing_ok=True)
+                return None
+            self.scans[path] = scan
+        return scan
+
+    def _write(self, scan: Scan, batch: list[tuple[int, int, int, bytes]]) -> int:
+        items = []
+        for end, seq, kind, payload in batch:
+            try:
+                record = records.read(kind, seq, payload)
+            except BadSegment as error:
+                detail = orjson.dumps({"first": seq, "last": seq, "reason": str(error)})
+                record = Noted(seq, "gap", bytes(32), detail)
+            items.append(Item(record, frame_digest(kind, payload), end))
+        return self.ingest.write(scan.header.stream, scan.header.index, items)
+
+    def _retire(self, path: Path, scan: Scan, ended: bool) -> None:
+        """Let go of a segment that nobody appends to: unlink it, or set it aside if bytes in it were damaged."""
+        self.ingest.write(scan.header.stream, scan.header.index, [], ended=ended, damage=list(scan.damage))
+        if scan.damage:
+            path.rename(path.with_suffix(".damaged"))
+        else:
+            path.unlink(missing_ok=True)
+        self.scans.pop(path, None)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.ingest.engine.dispose()
+
+
+def _stream_of(path: Path) -> str:
+    return path.name.partition("-")[0]
+
+
+def _batches(scan: Scan, sealed: bool) -> Iterator[list[tuple[int, int, int, bytes]]]:
+    """Gather frames into batches of a bounded number and size."""
+    batch: list[tuple[int, int, int, bytes]] = []
+    size = 0
+    for frame in scan.frames(sealed):
+        batch.append(frame)
+        size += len(frame.payload)
+        if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def run(
+    where: Places, idle: float = IDLE_SECONDS, stop: Callable[[], bool] = lambda: False, wait: bool = False
+) -> bool:
+    """Be the writer until there has been nothing to do for ``idle`` seconds or ``stop`` says so.
+
+    Returns False where somebody else is; with ``wait`` it waits for its turn instead. A store that fails is
+    tried again with growing pauses: the spool keeps everything.
+    """
+    while True:
+        with elected(where.spool) as mine:
+            if mine:
+                _serve(where, idle, stop)
+                return True
+        if not wait or stop():
+            return False
+        time.sleep(RETRY_SECONDS[0])
+
+
+def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
+    drain: Drain | None = None
+    quiet_since = time.monotonic()
+    failures = 0
+    while not stop():
+        try:
+            if drain is None:
+                drain = Drain(where)
+            moved = drain.pass_once()
+            failures = 0
+        except ProvenanceError:
+            raise
+        except Exception as error:  # a locked, full or absent database: everything stays in the spool
+            log.warning("the store failed: %s: %s; the spool keeps everything", type(error).__name__, error)
+            if drain is not None:
+                drain.close()
+                drain = None
+            _pause(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], stop)
+            failures += 1
+            continue
+        now = time.monotonic()
+        if moved:
+            quiet_since = now
+        elif now - quiet_since > idle:
+            break
+        else:
+            time.sleep(POLL_SECONDS)
+    if drain is not None:
+        drain.pass_once(time.monotonic() + READER_SECONDS)
+        drain.close()
+
+
+def _pause(seconds: float, stop: Callable[[], bool]) -> None:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not stop():
+        time.sleep(POLL_SECONDS)
+
+
+# -- for those who read -----------------------------------------------------------------------------
+
+
+def drain(where: Places, seconds: float = READER_SECONDS) -> bool:
+    """Bring the store up to date before it is read: by draining, or by waiting for whoever drains.
+
+    Returns False where records are still waiting after ``seconds``, or where this user may not write.
+    """
+    if not spool.segments(where.spool):
+        return True
+    limit = time.monotonic() + seconds
+    while True:
+        with elected(where.spool) as mine:
+            if mine:
+                mover = Drain(where)
+                try:
+                    while mover.pass_once(limit) and time.monotonic() < limit:
+                        pass
+                finally:
+                    mover.close()
+                return waiting(where) == 0
+        if waiting(where) == 0:
+            return True
+        if time.monotonic() > limit:
+            return False
+        time.sleep(POLL_SECONDS)
+
+
+def waiting(where: Places) -> int:
+    """Count the records in the spool that are not in the store yet."""
+    paths = spool.segments(where.spool)
+    if not paths:
+        return 0
+    ingest = None
+    if where.database is None or where.database.exists():
+        try:
+            engine = database.reading(where.url, where.database)
+            ingest = database.positions(engine)
+        except ProvenanceError:
+            ingest = None
+    count = 0
+    for path in paths:
+        try:
+            scan = open_segment(path)
+        except (BadSegment, OSError):
+            continue
+        there = (ingest or {}).get(scan.header.stream.stream_id)
+        position = Position(*there) if there else Position(0, 0, -1)
+        if position.segment > scan.header.index:
+            continue
+        if position.segment == scan.header.index and position.offset:
+            scan.position, scan.last_seq = position.offset, position.last_seq
+        count += sum(1 for _ in scan.frames())
+    return count
+
+
+def read_target(folder: Path) -> Places:
+    """Read where a spool drains to, from the file that its recorder left.
+
+    Raises SpoolRefused where others could have written it.
+    """
+    path = folder / "target"
+    facts = path.lstat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise SpoolRefused(f"{path} can be written by others; remove it.")
+    target = orjson.loads(path.read_bytes())
+    return Places(target["url"], embedded(target["url"]), folder, Path(target["key_file"]))
+
+
+def main() -> int:
+    """Be the child process of a recorder."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    try:
+        os.nice(NICE)
+    except OSError:
+        log.warning("the writer runs at normal priority")
+    try:
+        run(read_target(Path(sys.argv[1])))
+    except ProvenanceError as error:
+        log.warning("%s", error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
