@@ -1,0 +1,1 @@
+"""Inside the user's call: look, never touch, never raise."""

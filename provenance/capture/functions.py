@@ -1,0 +1,214 @@
+"""Recording any function: a call to an API client, a pipeline of one's own, a model of another runtime.
+
+Arguments and result are kept in the total, lossless encoding. Sync, async and generator functions are one text:
+each wrapper is a few lines around the same `Call`.
+"""
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, TypeVar, overload
+
+from provenance import recorder as recorders
+from provenance.capture.call import ABANDONED, ACTIVE, Call
+from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
+from provenance.integrity.values import encode
+
+F = TypeVar("F", bound=Callable[..., Any])
+RUNTIME = "function"
+RETURNED, CUT = FINISHES.index("returned"), FINISHES.index("cut")
+
+
+@overload
+def record(function: F) -> F: ...
+@overload
+def record(*, name: str = "") -> Callable[[F], F]: ...
+def record(function: Any = None, *, name: str = "") -> Any:
+    """Record every call of a function: arguments, result or exception, times, environment and switches.
+
+    Use it bare or with a name. Coroutines and generators are recorded when they end; one that is dropped half
+    way is ``abandoned``, a cancelled one ``aborted``.
+
+    >>> @record
+    ... def add(a, b):
+    ...     return a + b
+    >>> add.__name__
+    'add'
+    """
+    if function is None:
+        return lambda inner: record_as(inner, name)
+    return record_as(function, name)
+
+
+def record_as(function: Any, name: str) -> Any:
+    """Choose the wrapper that fits the kind of function."""
+    operation = name or getattr(function, "__qualname__", type(function).__qualname__)
+    if inspect.isasyncgenfunction(function):
+        return _async_generator(function, operation)
+    if inspect.isgeneratorfunction(function):
+        return _generator(function, operation)
+    if inspect.iscoroutinefunction(function):
+        return _coroutine(function, operation)
+    return _plain(function, operation)
+
+
+def _begin(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    recorder = recorders.current()
+    if recorder is None:
+        return None
+    try:
+        call = Call(recorder, RUNTIME, operation)
+        data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
+        call.begin((Payload(ROLE["arguments"], VALUE, data),), {}, 1, None, 0)
+        return call
+    except Exception as error:
+        recorder.failed("the start of a call", error)
+        return None
+
+
+def _finish(call: Call, value: Any, how: int = RETURNED) -> None:
+    call.mark()
+    try:
+        end = SequenceEnd(0, 0, 0, 0, 0, how, float("nan"), 0)
+        call.finish((end,), (Payload(ROLE["output.value"], VALUE, encode(value)),), {})
+    except Exception as error:
+        call.recorder.failed("the end of a call", error)
+
+
+def _fail(call: Call, error: BaseException, status: int | None = None) -> None:
+    call.mark()
+    try:
+        call.fail(error, status)
+    except Exception as ours:
+        call.recorder.failed("the end of a call", ours)
+
+
+def _plain(function: Any, operation: str) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        call = _begin(operation, args, kwargs)
+        if call is None:
+            return function(*args, **kwargs)
+        token = ACTIVE.set(call)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            _fail(call, error)
+            raise
+        finally:
+            ACTIVE.reset(token)
+        _finish(call, result)
+        return result
+
+    return wrapper
+
+
+def _coroutine(function: Any, operation: str) -> Any:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        call = _begin(operation, args, kwargs)
+        if call is None:
+            return await function(*args, **kwargs)
+        token = ACTIVE.set(call)
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            _fail(call, error)
+            raise
+        finally:
+            ACTIVE.reset(token)
+        _finish(call, result)
+        return result
+
+    return wrapper
+
+
+def _generator(function: Any, operation: str) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        call = _begin(operation, args, kwargs)
+        if call is None:
+            return (yield from function(*args, **kwargs))
+        steps = Steps(function(*args, **kwargs), call)
+        try:
+            value = yield from steps
+        except GeneratorExit as error:
+            _fail(call, error, ABANDONED)
+            raise
+        except BaseException as error:
+            _fail(call, error)
+            raise
+        _finish(call, steps.seen)
+        return value
+
+    return wrapper
+
+
+class Steps:
+    """A generator seen step by step: `yield from` hands it every send, throw and close."""
+
+    def __init__(self, inner: Generator[Any, Any, Any], call: Call) -> None:
+        self.inner, self.call = inner, call
+        self.seen: list[Any] = []
+
+    def __iter__(self) -> "Steps":
+        return self
+
+    def __next__(self) -> Any:
+        return self._step(self.inner.__next__)
+
+    def send(self, value: Any) -> Any:
+        """Hand a value in."""
+        return self._step(self.inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Hand an exception in."""
+        return self._step(self.inner.throw, *error)
+
+    def close(self) -> None:
+        """Close the generator."""
+        self.inner.close()
+
+    def _step(self, go: Callable[..., Any], *values: Any) -> Any:
+        token = ACTIVE.set(self.call)
+        try:
+            item = go(*values)
+        finally:
+            ACTIVE.reset(token)
+        self.seen.append(item)
+        return item
+
+
+def _async_generator(function: Any, operation: str) -> Any:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        call = _begin(operation, args, kwargs)
+        inner = function(*args, **kwargs)
+        seen: list[Any] = []
+        step = inner.__anext__()
+        try:
+            while True:
+                try:
+                    item = await step
+                except StopAsyncIteration:
+                    break
+                seen.append(item)
+                try:
+                    step = inner.asend((yield item))
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as error:  # thrown in by the caller: the generator decides
+                    step = inner.athrow(error)
+        except GeneratorExit as error:
+            if call is not None:
+                _fail(call, error, ABANDONED)
+            raise
+        except BaseException as error:
+            if call is not None:
+                _fail(call, error)
+            raise
+        if call is not None:
+            _finish(call, seen)
+
+    return wrapper

@@ -1,0 +1,193 @@
+"""The models this process has seen: what each is, which load of it is in force, and the hashing of its weights.
+
+A model that changed between two calls (one tensor written to, cast, moved, swapped, an adapter attached) is a
+new *load* with a new number. Its digest comes late, from a thread that wants no core that anybody else wants:
+calls carry the number, and a later record binds the number to the root. If tensors changed before hashing
+ended, the binding says that instead.
+"""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import orjson
+
+from provenance.capture.call import NOTHING
+from provenance.facts import Fingerprint, WeightsManifest
+from provenance.fingerprint import model as readers
+from provenance.fingerprint import weights
+from provenance.fingerprint.reading import Missing
+from provenance.integrity.canonical import raw
+from provenance.recorder import Recorder
+
+
+class Watched:
+    """One model object. Holds it weakly: a deleted model is gone."""
+
+    def __init__(self, model: Any, forget: Any) -> None:
+        self.model = weakref.ref(model, forget)
+        self.tokenizer: Any = None
+        self.guard: tuple[object, ...] = ()
+        self.fingerprint: Fingerprint | None = None
+        self.recorder: Any = None
+        self.load = 0
+        self.root = NOTHING
+        self.first_seq = 0
+
+
+class Models:
+    """All models seen, by identity. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._watched: dict[int, Watched] = {}
+        self._loads = 0
+
+    def unlock(self) -> None:
+        """Start over with a free lock, in a forked child."""
+        self._lock = threading.RLock()
+
+    def watched(self, model: Any) -> Watched:
+        """Return what is kept of a model, making it on first sight."""
+        with self._lock:
+            found = self._watched.get(id(model))
+            if found is None or found.model() is not model:
+                key = id(model)
+                found = Watched(model, lambda _: self._watched.pop(key, None))
+                self._watched[key] = found
+            return found
+
+    def know_tokenizer(self, model: Any, tokenizer: Any) -> None:
+        """Remember which tokenizer belongs to a model."""
+        known = self.watched(model)
+        if tokenizer is not None and known.tokenizer is not tokenizer:
+            known.tokenizer = tokenizer
+            known.guard = ()  # the fingerprint of the model names its tokenizer
+
+    def look(self, recorder: Recorder, model: Any) -> Watched:
+        """See whether a model is still what it was; if not, or at first sight, read it and have its weights hashed."""
+        known = self.watched(model)
+        guard = readers.guard(model)
+        if guard == known.guard and known.recorder is recorder:
+            return known
+        with self._lock:
+            if guard == known.guard and known.recorder is recorder:
+                return known
+            same = known.fingerprint is not None and guard == known.guard
+            if not same:
+                known.fingerprint = readers.fingerprint(model, known.tokenizer)
+                known.root = NOTHING
+            self._loads += 1
+            known.load, known.guard, known.recorder = self._loads, guard, recorder
+            known.first_seq = recorder.journal.next_seq
+            if known.root == NOTHING:
+                self._hash(recorder, known, model)
+            return known
+
+    # -- hashing ----------------------------------------------------------------------------------
+
+    def _hash(self, recorder: Recorder, known: Watched, model: Any) -> None:
+        mode = recorder.settings.weights
+        load, guard = known.load, known.guard
+        if mode == "off":
+            bind(recorder, known, load, "", "hashing is off (weights=off)")
+            return
+        # Weak references: hashing must not keep alive what its owner wants freed.
+        items = [(kind, name, weakref.ref(tensor)) for kind, name, tensor in weights.named(model)]
+        job = Job(recorder, known, load, guard, items)
+        recorder.spawn(job.run, "weights")
+
+
+class Job:
+    """The hashing of one load, in a thread of its own."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        known: Watched,
+        load: int,
+        guard: tuple[object, ...],
+        items: list[tuple[str, str, Any]],
+    ) -> None:
+        self.recorder, self.known, self.load, self.guard, self.items = recorder, known, load, guard, items
+
+    def run(self) -> None:
+        """Hash, and write the manifest and its binding, or the reason why there is none."""
+        try:
+            if self.recorder.settings.weights == "tensors":
+                self._tensors()
+            self._files()
+        except weights.Stopped:
+            ending = self.recorder.closing.is_set()
+            self._bind("", "process ended" if ending else "changed while hashed")
+        except Missing as why:
+            self._bind("", str(why))
+        except Exception as error:
+            self.recorder.failed("the weights of a model", error)
+            self._bind("", f"{type(error).__name__} while hashed")
+
+    def _tensors(self) -> None:
+        def alive(reference: Any) -> Any:
+            tensor = reference()
+            if tensor is None:
+                raise Missing("a tensor was released while it was hashed")
+            return tensor
+
+        entries: list[Any] = []
+        done: dict[object, str] = {}
+        for kind, name, reference in self.items:
+            entries.append(weights.entry(kind, name, alive(reference), done, self._stop))
+        if self._changed():
+            raise weights.Stopped
+        manifest = WeightsManifest("tensors", tuple(entries))
+        self._write(manifest)
+        if self.known.load == self.load:
+            self.known.root = raw(manifest.root)
+
+    def _files(self) -> None:
+        """Hash the files that the model came from. That they cannot be found is no failure: many models have none."""
+        model = self.known.model()
+        if model is None:
+            return
+        try:
+            folder = weights.checkpoint(model, dict(os.environ))
+            del model
+            manifest = weights.of_files(folder, self._stop)
+        except (Missing, OSError) as why:
+            if self.recorder.settings.weights == "files":
+                self._bind("", str(why))
+            return
+        self._write(manifest)
+
+    def _write(self, manifest: WeightsManifest) -> None:
+        root = manifest.root
+        self.recorder.note("weights", raw(root), manifest.document())
+        self._bind(root, "", manifest.kind)
+
+    def _bind(self, root: str, reason: str, kind: str = "tensors") -> None:
+        bind(self.recorder, self.known, self.load, root, reason, kind)
+
+    def _stop(self) -> bool:
+        return self.recorder.closing.is_set() or self.known.load != self.load
+
+    def _changed(self) -> bool:
+        model = self.known.model()
+        return model is not None and readers.guard(model) != self.guard
+
+
+def bind(recorder: Recorder, known: Watched, load: int, root: str, reason: str, kind: str = "tensors") -> None:
+    """Write the record that says which weights the calls of one load ran on, or why that is not known."""
+    document = {"load": load, "kind": kind, "from": known.first_seq, "to": recorder.journal.next_seq, "root": root}
+    if reason:
+        document["reason"] = reason
+    try:
+        recorder.note("binding", raw(root) if root else NOTHING, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
+    except Exception as error:
+        recorder.failed("the weights of a model", error)
+
+
+MODELS = Models()
+if hasattr(os, "register_at_fork"):
+    # A lock that another thread held at the fork would never be freed in the child.
+    os.register_at_fork(after_in_child=MODELS.unlock)

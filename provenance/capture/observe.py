@@ -1,0 +1,189 @@
+"""The wrapper around one `generate`: begin, run the original, finish. What it returned is returned, the very object."""
+
+import functools
+import hashlib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from provenance import recorder as recorders
+from provenance.capture import generation
+from provenance.capture.call import ACTIVE, NOTHING, Call
+from provenance.capture.evidence import Observer, observe, tensor_bytes
+from provenance.capture.models import MODELS, Watched
+from provenance.capture.transformers import Inputs, read_inputs, read_outputs
+from provenance.facts import OCTETS, ROLE, Field, Payload
+from provenance.recorder import Recorder
+
+RUNTIME = "transformers"
+LOOPS = ("greedy_search", "sample")
+
+
+class State:
+    """What one observed call keeps between its two ends."""
+
+    __slots__ = ("call", "inputs", "known", "load", "observer", "request", "rng")
+
+    def __init__(self, call: Call, known: Watched, inputs: Inputs, request: dict[str, Any], observer: Observer) -> None:
+        self.call, self.known, self.inputs, self.request, self.observer = call, known, inputs, request, observer
+        self.load = known.load
+        self.rng: dict[str, Any] = {}
+
+
+def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a `generate` function of a class. What goes wrong in here is counted and never raised."""
+    names = list(inspect.signature(original).parameters)[1:]
+    own = getattr(original, "__qualname__", "") != "GenerationMixin.generate"
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _watching()
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        state = _begin(recorder, self, {**dict(zip(names, args, strict=False)), **kwargs}, own)
+        if state is None:
+            return original(self, *args, **kwargs)
+        token = ACTIVE.set(state.call)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            state.call.mark()
+            _guarded(recorder, functools.partial(_fail, recorder, state, self, error))
+            raise
+        finally:
+            ACTIVE.reset(token)
+        state.call.mark()
+        _guarded(recorder, functools.partial(_finish, recorder, state, self, result))
+        return result
+
+    generate.provenance_original = original  # type: ignore[attr-defined]
+    return generate
+
+
+def seam(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the method in which `generate` makes its list of logits processors: there the resolved settings stand."""
+
+    @functools.wraps(original)
+    def processors(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(self, *args, **kwargs)
+        call = ACTIVE.get()
+        if call is None or call.model is not self or call.observer is None:
+            return made
+        try:
+            return _look_on(call.observer, made, args, kwargs)
+        except Exception as error:
+            call.recorder.failed("the settings of a call", error)
+            return made
+
+    processors.provenance_original = original  # type: ignore[attr-defined]
+    return processors
+
+
+def _watching() -> Recorder | None:
+    """Return the recorder if this call is to be recorded: not inside another, not while being compiled."""
+    outer = ACTIVE.get()
+    if outer is not None and outer.runtime == RUNTIME:
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.compiler, "is_compiling", bool)():
+        return None
+    return recorders.current()
+
+
+def _guarded(recorder: Recorder, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:
+        recorder.failed("the end of a call", error)
+
+
+def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -> State | None:
+    try:
+        known = MODELS.look(recorder, model)
+        if known.tokenizer is None and request.get("tokenizer") is not None:
+            MODELS.know_tokenizer(model, request["tokenizer"])
+            known = MODELS.look(recorder, model)
+        inputs = read_inputs(model, request, known.tokenizer)
+        observer = Observer(recorder.settings.evidence)
+        if own:
+            observer.reason = observer.reason or f"{type(model).__name__} has a generate of its own"
+        call = Call(recorder, RUNTIME, "generate", model)
+        call.observer = observer
+        state = State(call, known, inputs, request, observer)
+        facts = {**inputs.facts, "context.load": known.load, **_random(state, model)}
+        call.begin(tuple(inputs.payloads), facts, inputs.rows, known.fingerprint, known.load)
+        return state
+    except Exception as error:
+        recorder.failed("the start of a call", error)
+        return None
+
+
+def _random(state: State, model: Any) -> dict[str, Any]:
+    """Read seed and random state before the model runs. The state is kept only if the call turns out to sample."""
+    torch = sys.modules["torch"]
+    state.rng["rng.torch_cpu"] = torch.get_rng_state()
+    device = getattr(model, "device", None)
+    if getattr(device, "type", "") == "cuda" and torch.cuda.is_initialized():
+        state.rng["rng.torch_cuda"] = torch.cuda.get_rng_state(device)
+    if getattr(device, "type", "") == "mps":
+        state.rng["rng.torch_mps"] = torch.mps.get_rng_state()
+    return {"seed.torch_initial": torch.initial_seed()}
+
+
+def _look_on(observer: Observer, made: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    config = kwargs.get("generation_config", args[0] if args else None)
+    if observer.config is not None or config is None:
+        return made  # a second loop inside one call: the first one's settings stand
+    observer.config = config
+    length = kwargs.get("input_ids_seq_length", args[1] if len(args) > 1 else None)
+    observer.prompt_length = int(length) if length is not None else None
+    observer.mode = str(getattr(config.get_generation_mode(), "value", ""))
+    if observer.mode not in LOOPS and not observer.reason:
+        observer.reason = f"{observer.mode.replace('_', ' ')} has no token evidence"
+    return observe(made, observer)
+
+
+def _finish(recorder: Recorder, state: State, model: Any, result: Any) -> None:
+    observer, call, known = state.observer, state.call, state.known
+    assisted = state.request.get("assistant_model") is not None or state.request.get("custom_generate") is not None
+    if assisted:
+        which = "assisted decoding" if state.request.get("assistant_model") is not None else "a custom decoding loop"
+        observer.reason = observer.reason or f"{which} has no token evidence"
+    outputs = read_outputs(model, result, state.inputs, observer, known.tokenizer)
+    settings = generation.settings(state.request, getattr(model, "generation_config", None), observer, observer.reason)
+    sampled = "sample" in observer.mode or bool(getattr(observer.config, "do_sample", False))
+    payloads = list(outputs.payloads)
+    facts = outputs.facts
+    for name, tensor in state.rng.items():
+        data = tensor_bytes(tensor)
+        facts[f"{name}_state_sha256"] = "sha256:" + hashlib.sha256(data).hexdigest()
+        if sampled:
+            payloads.append(Payload(ROLE[name], OCTETS, data))
+    facts["sampled"] = sampled
+    _consumed(state, facts)
+    sequences = outputs.sequences
+    if assisted:
+        sequences = tuple(item._replace(margin=math.nan) for item in sequences)
+    call.finish(sequences, tuple(payloads), facts, recorder.fingerprint(settings), _root(state))
+
+
+def _fail(recorder: Recorder, state: State, model: Any, error: BaseException) -> None:
+    own = getattr(model, "generation_config", None)
+    settings = generation.settings(state.request, own, state.observer, "the call failed before it decoded")
+    state.call.fail(error, None, recorder.fingerprint(settings), _root(state))
+
+
+def _root(state: State) -> bytes:
+    return state.known.root if state.known.load == state.load else NOTHING
+
+
+def _consumed(state: State, facts: dict[str, Any]) -> None:
+    """Say whether the call moved the random state: greedy search must not."""
+    torch = sys.modules["torch"]
+    before = state.rng.get("rng.torch_cpu")
+    if before is not None:
+        facts["rng.consumed"] = not bool(torch.equal(before, torch.get_rng_state()))
+    else:
+        facts["rng.consumed"] = Field.unknown("rng.consumed", "the state was not read")

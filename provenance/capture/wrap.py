@@ -1,0 +1,142 @@
+"""Putting the observer on and taking it off: one model, or every `generate` of transformers in the process.
+
+Every patch is kept with the very object that it replaced, and `uninstrument` puts that object back. Doing it
+twice changes nothing.
+"""
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from provenance import recorder as recorders
+from provenance.capture import auto
+from provenance.capture.models import MODELS
+from provenance.capture.observe import recorded, seam
+from provenance.errors import MissingExtra, UsageError
+
+MIXIN = "transformers.generation.utils"
+PIPELINES = "transformers.pipelines.base"
+
+_patched: dict[tuple[type, str], Callable[..., Any]] = {}  # class and name, with what stood there
+_wrapped: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def wrap(model: Any, tokenizer: Any = None) -> Any:
+    """Record every `generate` of one model, and return the same model.
+
+    ``model`` is a transformers model or a pipeline; ``tokenizer`` turns ids into text in the record (without
+    one, text is unknown). Wrapping again changes nothing but the tokenizer.
+
+    Raises UsageError for something that cannot generate.
+    """
+    inner = getattr(model, "model", None)
+    if hasattr(model, "tokenizer") and hasattr(model, "preprocess") and inner is not None:
+        wrap(inner, tokenizer or model.tokenizer)
+        return model
+    if not callable(getattr(type(model), "generate", None)):
+        raise UsageError(
+            f"a {type(model).__qualname__} has no generate; wrap() takes a transformers model or pipeline. "
+            "For any other function use @provenance.record."
+        )
+    if "torch" not in sys.modules:
+        raise MissingExtra("torch", "wrap()", "transformers")
+    recorders.current()
+    _install_seam()
+    MODELS.know_tokenizer(model, tokenizer)
+    if model not in _wrapped:
+        plain = getattr(type(model).generate, "provenance_original", type(model).generate)
+        # A bound method copies and pickles with its model, and rebinds to the copy; a closure would not.
+        model.generate = types.MethodType(recorded(plain), model)
+        _wrapped.add(model)
+    return model
+
+
+def instrument() -> None:
+    """Record every `generate` of transformers in this process, pipelines and classes with a loop of their own included.
+
+    Where transformers is not loaded yet, it is patched as it loads. Again changes nothing.
+    """
+    recorders.current()
+    auto.watch(("transformers.generation.utils", "transformers.models.", "transformers.pipelines.base"), _loaded)
+    for name in list(sys.modules):
+        if name.startswith("transformers."):
+            _loaded(name)
+    _remember_tokenizers()
+
+
+def uninstrument(model: Any = None) -> None:
+    """Take the observer off one model, or off everything, and put back the very functions that stood there."""
+    for item in list(_wrapped) if model is None else [getattr(model, "model", model), model]:
+        if item in _wrapped:
+            vars(item).pop("generate", None)
+            _wrapped.discard(item)
+    if model is not None:
+        return
+    auto.unwatch()
+    for (owner, name), original in list(_patched.items()):
+        if getattr(vars(owner).get(name), "provenance_original", None) is original:
+            setattr(owner, name, original)
+        del _patched[owner, name]
+
+
+def _patch(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = vars(owner).get(name)
+    if (owner, name) in _patched or not callable(original) or hasattr(original, "provenance_original"):
+        return
+    _patched[owner, name] = original
+    setattr(owner, name, make(original))
+
+
+def _install_seam() -> None:
+    """Patch the method that makes the logits processors, where the loop's resolved settings can be seen."""
+    module = sys.modules.get(MIXIN)
+    if module is not None:
+        _patch(module.GenerationMixin, "_get_logits_processor", seam)
+
+
+def _loaded(name: str) -> None:
+    """Patch what a module of transformers defines, once it is loaded."""
+    module = sys.modules.get(name)
+    if module is None:
+        return
+    if name == MIXIN:
+        _install_seam()
+    if name == PIPELINES and hasattr(module, "Pipeline"):
+        _patch(module.Pipeline, "__init__", _pipeline_init)
+    if name == MIXIN or name.startswith("transformers.models."):
+        for owner in _generators(module):
+            _patch(owner, "generate", recorded)
+
+
+def _generators(module: types.ModuleType) -> Iterator[type]:
+    """List the classes that a module defines and that have a `generate` of their own."""
+    for value in list(vars(module).values()):
+        if not isinstance(value, type) or value.__module__ != module.__name__:
+            continue
+        if isinstance(vars(value).get("generate"), types.FunctionType):
+            yield value
+
+
+def _pipeline_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Learn from a pipeline which tokenizer belongs to its model."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if getattr(self, "tokenizer", None) is not None:
+            MODELS.know_tokenizer(self.model, self.tokenizer)
+
+    __init__.provenance_original = original  # type: ignore[attr-defined]
+    return __init__
+
+
+def _remember_tokenizers() -> None:
+    """Pair pipelines that exist already with their models."""
+    module = sys.modules.get(PIPELINES)
+    if module is None:
+        return
+    for item in gc.get_objects():
+        if isinstance(item, module.Pipeline) and getattr(item, "tokenizer", None) is not None:
+            MODELS.know_tokenizer(item.model, item.tokenizer)

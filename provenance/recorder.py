@@ -1,0 +1,298 @@
+"""A finished call in, one journal record out. The recorder never raises into a call and counts what it could not keep.
+
+There is one recorder a process, opened by the first call or by `configure`. A forked child opens its own
+stream. The writer that moves the journal into the database is started from a thread of ours, so the caller
+waits for one `writev` and nothing else.
+"""
+
+import atexit
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from provenance import privacy
+from provenance.errors import ProvenanceError
+from provenance.facts import Fingerprint, Output, Request
+from provenance.fingerprint.environment import Environment, program_path
+from provenance.fingerprint.reading import short_path
+from provenance.integrity import digests, keys
+from provenance.integrity.canonical import raw
+from provenance.journal import frame, records
+from provenance.journal.spool import Journal
+from provenance.settings import Places, Settings, load, places
+
+log = logging.getLogger("provenance")
+WRITER_CHECK_SECONDS = 1.0
+EXIT_SECONDS = 1.0
+_STILL = "the spool keeps what was recorded; calls run on"
+
+
+class Recorder:
+    """The appending end of this process: settings, one journal, and what is already written in it."""
+
+    def __init__(self, settings: Settings, parent: Environment | None = None) -> None:
+        """Open the journal. ``parent`` is what a forked child inherits.
+
+        Raises ProvenanceError or OSError; `current` turns that into one warning.
+        """
+        self.settings = settings
+        self.places: Places = places(settings)
+        self.key = keys.load(self.places.key_file)
+        self.journal = Journal(self.places.spool, about(settings, self.key))
+        self.environment = Environment(parent)
+        self.errors = 0
+        self.records = 0
+        self.call_index = 0
+        self.closing = threading.Event()
+        self.jobs: list[threading.Thread] = []
+        self._written: dict[bytes, int] = {}
+        self._writer: subprocess.Popen[bytes] | None = None
+        self._next_check = 0.0
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def start(self, request: Request) -> int:
+        """Write a start record; return its seq. Raises JournalError where it could not be kept."""
+        seed = os.urandom(32)
+        if self.settings.capture != privacy.FULL:
+            request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
+        seq = self.journal.append(frame.START, records.start_payload(seed, request))
+        self.records += 1
+        return seq
+
+    def end(self, output: Output) -> int:
+        """Write an end record; return its seq. Raises JournalError where it could not be kept."""
+        seed = os.urandom(32)
+        if self.settings.capture != privacy.FULL:
+            output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
+        seq = self.journal.append(frame.END, records.end_payload(seed, output))
+        self.records += 1
+        if time.monotonic() >= self._next_check:
+            self._look_after()
+        return seq
+
+    def fingerprint(self, print_: Fingerprint) -> bytes:
+        """Make sure that a fingerprint stands in the open segment, and return its raw digest."""
+        digest = raw(print_.digest)
+        if self._written.get(digest) != self.journal.index:
+            self.note(print_.scope, digest, print_.document)
+            self._written[digest] = self.journal.index
+        return digest
+
+    def note(self, kind: str, digest: bytes, document: bytes) -> int:
+        """Write a fingerprint, a manifest, a binding or another note."""
+        return self.journal.append(records.frame_kind(kind), records.note_payload(kind, digest, document))
+
+    def serial(self) -> int:
+        """Return the number of this call in this process, from 1: the first after a start is a class of its own."""
+        self.call_index += 1
+        return self.call_index
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Count a failure of our own; tell of the first."""
+        self.errors += 1
+        if self.errors == 1:
+            log.warning("provenance could not record %s: %s: %s; calls run on", where, type(error).__name__, error)
+
+    # -- background -------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        """Once a second, see whether there is work for another thread, and only then start one."""
+        self._next_check = time.monotonic() + WRITER_CHECK_SECONDS
+        if self.journal.old or not self._writer_runs():
+            try:
+                threading.Thread(target=self._tend, name="provenance-tend", daemon=True).start()
+            except RuntimeError as error:  # no threads any more: the interpreter is ending
+                self.failed("the state of its journal", error)
+
+    def _writer_runs(self) -> bool:
+        if self.settings.writer == "off":
+            return True
+        if self.settings.writer == "thread":
+            return any(job.name == "provenance-writer" and job.is_alive() for job in self.jobs)
+        return self._writer is not None and self._writer.poll() is None
+
+    def spawn(self, work: Callable[[], None], name: str) -> None:
+        """Run background work in a thread that `close` waits for, a second at most."""
+        thread = threading.Thread(target=work, name=f"provenance-{name}", daemon=True)
+        self.jobs = [job for job in self.jobs if job.is_alive()]
+        self.jobs.append(thread)
+        thread.start()
+
+    def _tend(self) -> None:
+        """Rotate a full segment and see that somebody drains the spool."""
+        try:
+            if self.journal.old:
+                self.journal.rotate()
+            self.ensure_writer()
+        except Exception as error:
+            self.failed("the state of its journal", error)
+
+    def ensure_writer(self) -> None:
+        """Start the writer, unless it runs or somebody else was asked to write."""
+        if self._writer_runs():
+            return
+        if self.settings.writer == "thread" or not sys.executable:
+            self.spawn(self._write_here, "writer")
+        else:
+            self._writer = launch_writer(self.places)
+
+    def _write_here(self) -> None:
+        from provenance import writer
+
+        writer.run(self.places, idle=5.0, stop=self.closing.is_set)
+
+    def flush(self, seconds: float = 30.0) -> bool:
+        """Wait until background hashing is done and the database holds what was recorded.
+
+        Returns False where that took longer than ``seconds``.
+        """
+        from provenance import writer
+
+        limit = time.monotonic() + seconds
+        for job in list(self.jobs):
+            if job.name != "provenance-writer":
+                job.join(max(0.0, limit - time.monotonic()))
+        return writer.drain(self.places, max(0.1, limit - time.monotonic()))
+
+    def close(self) -> None:
+        """End the stream: stop background work, free the lock, leave the writer running until all is drained."""
+        self.closing.set()
+        limit = time.monotonic() + EXIT_SECONDS
+        for job in list(self.jobs):
+            job.join(max(0.0, limit - time.monotonic()))
+        self.journal.close()
+        if self.records and self.settings.writer == "process":
+            try:
+                self.ensure_writer()
+            except OSError as error:
+                self.failed("its end", error)
+
+
+def about(settings: Settings, key: bytes) -> dict[str, object]:
+    """Return what the header of a segment says of this process. Host and user stay unnamed unless asked for."""
+    host = socket.gethostname()
+    keyed = "hmac:" + digests.equality(key, "host", (host.encode("utf-8", "surrogateescape"),)).hex()[:16]
+    return {
+        "host": host if settings.identify_host else keyed,
+        "program": short_path(program_path(), os.path.expanduser("~")),
+        "python": sys.version.split()[0],
+        "key_id": digests.key_id(key),
+        "capture": settings.capture,
+    }
+
+
+def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
+    """Start the writer's process: its own session, a log for its streams, no descriptors of ours.
+
+    The database's URL goes through a file of mode 0600 and never through arguments, which others can read.
+    """
+    target = where.spool / "target"
+    text = orjson.dumps({"url": where.url, "key_file": str(where.key_file)})
+    if not target.exists() or target.read_bytes() != text:
+        draft = where.spool / f".target.{os.getpid()}"
+        draft.write_bytes(text)
+        draft.chmod(0o600)
+        draft.replace(target)
+    environ = dict(os.environ)
+    source = str(Path(__file__).parents[1])
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environ.get("PYTHONPATH", "")]))
+    environ["PROVENANCE_DISABLED"] = "1"  # the writer's own process records nothing
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    out = os.open(where.spool / "writer.log", flags, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "provenance.writer", str(where.spool)],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True, env=environ,
+            cwd="/",
+        )  # fmt: skip
+    finally:
+        os.close(out)
+
+
+# -- the one of this process ------------------------------------------------------------------------
+
+_lock = threading.RLock()
+_state: dict[str, Any] = {"recorder": None, "settings": None, "parent": None, "refused": ""}
+
+
+def configure(**arguments: object) -> Recorder | None:
+    """Choose settings and open the journal. The same settings again change nothing.
+
+    Raises BadSetting for a value that cannot be used. Where the spool cannot be written to there is one
+    warning, and calls run on.
+    """
+    with _lock:
+        settings = load(arguments)
+        recorder: Recorder | None = _state["recorder"]
+        if recorder is not None and recorder.settings != settings:
+            recorder.close()
+            recorder = _state["recorder"] = None
+        if recorder is None:
+            _state["settings"], _state["refused"] = settings, ""
+            recorder = current()
+        return recorder
+
+
+def current() -> Recorder | None:
+    """Return this process's recorder, opening it if need be; None where recording is off or cannot be."""
+    recorder: Recorder | None = _state["recorder"]
+    if recorder is not None or _state["refused"]:
+        return recorder
+    with _lock:
+        if _state["recorder"] is None and not _state["refused"]:
+            _open()
+        opened: Recorder | None = _state["recorder"]
+        return opened
+
+
+def _open() -> None:
+    try:
+        settings = _state["settings"] or load()
+        if settings.disabled:
+            _state["refused"] = "disabled"
+            return
+        if sys.platform == "win32":
+            raise ProvenanceError("capture does not work on Windows yet; reading, diff, import and sql do")
+        _state["recorder"] = Recorder(settings, _state["parent"])
+    except Exception as error:  # never into the call: say it once
+        _state["refused"] = str(error)
+        log.warning("provenance records nothing in this process: %s", error)
+
+
+def refused() -> str:
+    """Return why nothing is recorded, or an empty text."""
+    return str(_state["refused"])
+
+
+def _after_fork() -> None:
+    """In a forked child: let go of the parent's stream; the child's first call opens its own."""
+    global _lock
+    _lock = threading.RLock()
+    recorder: Recorder | None = _state["recorder"]
+    if recorder is not None:
+        _state["settings"], _state["parent"] = recorder.settings, recorder.environment
+        recorder.journal.forget()
+        _state["recorder"] = None
+
+
+def shutdown() -> None:
+    """End this process's stream, if there is one."""
+    recorder: Recorder | None = _state["recorder"]
+    if recorder is not None:
+        recorder.close()
+        _state["recorder"], _state["refused"] = None, "the process is ending"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(shutdown)
