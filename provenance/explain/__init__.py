@@ -1,0 +1,1 @@
+"""Which difference did it: pure functions from facts to facts. No I/O, no clock, no torch."""

@@ -1,0 +1,252 @@
+"""The answer to "why did these two runs part": one document, which every face shows in its own way.
+
+Its form is a contract (``docs/diff.md``). Sequences are paired by equal input; each pair is judged; the top
+level shows the pair that parts first.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from provenance.errors import AmbiguousRows
+from provenance.explain import causes, conditions, fields, tokens
+from provenance.explain.rules import Pair
+from provenance.facts import Run, Sequence
+
+SCHEMA = "provenance/diff/1"
+SAME, NEAR_TIE, DIVERGENT, NOT_COMPARABLE, INCONCLUSIVE = (
+    "same",
+    "near_tie",
+    "divergent",
+    "not_comparable",
+    "inconclusive",
+)
+EXIT = {SAME: 0, NEAR_TIE: 1, DIVERGENT: 1, NOT_COMPARABLE: 1, INCONCLUSIVE: 3}
+Place = tuple[int, int | None] | None
+
+
+def compare(a: Run, b: Run, a_place: Place = None, b_place: Place = None) -> dict[str, Any]:
+    """Explain two runs, or two sequences of them.
+
+    A place is a row and a return index (None for any). Raises AmbiguousRows where sequences cannot be paired.
+    """
+    pairs = [_judge(a, b, one, other) for one, other in pair(a, b, a_place, b_place)]
+    order = {NOT_COMPARABLE: 0, DIVERGENT: 0, NEAR_TIE: 0, INCONCLUSIVE: 0, SAME: 1}
+    pairs.sort(key=lambda item: (order[item["verdict"]], _at(item)))
+    first = dict(pairs[0])
+    short = ("a", "b", "verdict", "layer", "explained")
+    first["pairs"] = [
+        {key: item[key] for key in short} | {"first_divergent_token": item["outputs"]["first_divergent_token"]}
+        for item in pairs
+    ]
+    return {"schema": SCHEMA, **first, "history": None, "runs": [], "groups": []}
+
+
+def _at(item: dict[str, Any]) -> int:
+    at = item["outputs"]["first_divergent_token"]
+    return at if at is not None else 1 << 30
+
+
+# -- pairing ----------------------------------------------------------------------------------------
+
+
+def pair(a: Run, b: Run, a_place: Place = None, b_place: Place = None) -> list[tuple[Sequence, Sequence]]:
+    """Pair the sequences of two runs: those named, else by equal input and then by return index."""
+    ones, others = _chosen(a, a_place), _chosen(b, b_place)
+    if len(ones) == 1 and len(others) == 1:
+        return [(ones[0], others[0])]
+    by_input: dict[object, tuple[list[Sequence], list[Sequence]]] = defaultdict(lambda: ([], []))
+    keyed = a.key_id == b.key_id
+    for side, group in ((0, ones), (1, others)):
+        for sequence in group:
+            by_input[_input(sequence, keyed)][side].append(sequence)
+    found = []
+    for left, right in by_input.values():
+        if left and right:
+            if len(left) != len(right):
+                raise _ambiguous(a, b, left, right)
+            found += list(zip(left, right, strict=True))
+    if found:
+        return found
+    if len(ones) == len(others):
+        return list(zip(ones, others, strict=True))
+    raise AmbiguousRows(
+        f"the runs hold {len(ones)} and {len(others)} sequences and no prompt in common; say which to compare, as in "
+        f"{a.run_id[:13]}:{ones[0].row} {b.run_id[:13]}:{others[0].row}."
+    )
+
+
+def _input(sequence: Sequence, keyed: bool) -> object:
+    if sequence.input_ids is not None and not keyed:
+        return sequence.input_ids
+    return sequence.input_key or sequence.input_ids or (sequence.row, "no input was kept")
+
+
+def _chosen(run: Run, place: Place) -> list[Sequence]:
+    if not run.sequences:
+        raise AmbiguousRows(f"run {run.run_id} holds no sequence to compare.")
+    if place is None:
+        return list(run.sequences)
+    row, ret = place
+    found = [s for s in run.sequences if s.row == row and (ret is None or s.ret == ret)]
+    if not found:
+        rows = sorted({s.row for s in run.sequences})
+        raise AmbiguousRows(f"run {run.run_id[:13]} has no row {row}; it has rows {rows[0]} to {rows[-1]}.")
+    return found
+
+
+def _ambiguous(a: Run, b: Run, left: list[Sequence], right: list[Sequence]) -> AmbiguousRows:
+    many, run = (right, b) if len(right) > len(left) else (left, a)
+    names = ", ".join(f"{s.row}.{s.ret}" if s.ret else str(s.row) for s in many[:6])
+    few = min(len(left), len(right))
+    return AmbiguousRows(
+        f"run {run.run_id[:13]} holds one prompt {len(many)} times (rows {names}) and the other {few} times; "
+        f"say which to compare, as in {run.run_id[:13]}:{many[0].row}."
+    )
+
+
+# -- judging ----------------------------------------------------------------------------------------
+
+
+def _judge(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
+    inputs = _inputs(a, b, one, other)
+    sampled = conditions.truth("sample", a) is True or conditions.truth("sample", b) is True
+    evidence = tokens.compare(one, other, sampled)
+    differing, blind = fields.compare(fields.of_sequence(a, one), fields.of_sequence(b, other))
+    names = frozenset(item.name for item in differing)
+    case = Pair(a, b, one, other, inputs["equal"], evidence, sampled, names)
+    ranking = causes.rank(differing, blind, case)
+    parts = evidence.ids_equal is False or evidence.text_equal is False
+    if not parts:
+        calm = ranking.causes + ranking.dismissed
+        ranking.dismissed = [
+            {"field": i["field"], "a": i["a"], "b": i["b"], "because": "the outputs are equal"} for i in calm
+        ]
+        ranking.causes = []
+    elif inputs["equal"] is False:
+        ranking.causes.insert(0, _input_cause(inputs))
+    verdict = _verdict(case, ranking, parts)
+    explained = bool(ranking.causes) or not parts
+    return {
+        "a": {"run": a.run_id, "prompt": one.row, "return": one.ret},
+        "b": {"run": b.run_id, "prompt": other.row, "return": other.ret},
+        "layer": _layer(case, parts), "explained": explained, "verdict": verdict, "inputs": inputs,
+        "outputs": _outputs(case), "causes": ranking.causes, "dismissed": ranking.dismissed,
+        "unknown": ranking.unknown, "advice": _advice(case, ranking, verdict, parts),
+    }  # fmt: skip
+
+
+def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
+    if one.input_ids is not None and other.input_ids is not None:
+        equal: bool | None = one.input_ids == other.input_ids
+    elif one.input_key and other.input_key and a.key_id == b.key_id:
+        equal = one.input_key == other.input_key
+    else:
+        equal = None
+    first = None
+    if equal is False and one.input_ids is not None and other.input_ids is not None:
+        at = next(
+            (n for n, (x, y) in enumerate(zip(one.input_ids, other.input_ids, strict=False)) if x != y),
+            min(len(one.input_ids), len(other.input_ids)),
+        )
+        first = {"token": at, "a": _get(one.input_ids, at), "b": _get(other.input_ids, at)}
+    texts = None if one.input_text is None or other.input_text is None else one.input_text == other.input_text
+    return {"equal": equal, "first_difference": first, "texts_equal": texts}
+
+
+def _get(ids: tuple[int, ...], at: int) -> int | None:
+    return ids[at] if at < len(ids) else None
+
+
+def _input_cause(inputs: dict[str, Any]) -> dict[str, Any]:
+    first = inputs["first_difference"] or {}
+    text = "the token ids that reached the model differ"
+    if first:
+        text += f" from token {first['token']} on"
+    return {"field": "input.token_ids", "a": first.get("a"), "b": first.get("b"), "effect": "semantic",
+            "dimension": "input", "confidence": 0.97, "because": text, "try": None, "with": [],
+            "alternatives": []}  # fmt: skip
+
+
+def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
+    if not parts:
+        if case.evidence.ids_equal is None and case.evidence.text_equal is None:
+            return INCONCLUSIVE
+        return SAME
+    if case.inputs_equal is False:
+        return NOT_COMPARABLE
+    if case.inputs_equal is None and case.one.input_key and case.a.key_id != case.b.key_id:
+        return NOT_COMPARABLE
+    if case.evidence.near_tie:
+        return NEAR_TIE
+    if not ranking.causes and any(item["would_decide"] for item in ranking.unknown):
+        return INCONCLUSIVE
+    if case.weights_equal is False and case.evidence.kind in ("large", "unknown"):
+        return NOT_COMPARABLE
+    return DIVERGENT
+
+
+def _layer(case: Pair, parts: bool) -> str | None:
+    """Name the first layer at which the two runs part: nothing below it can be the cause."""
+    if not parts:
+        return None
+    evidence = case.evidence
+    if case.inputs_equal is False:
+        texts = case.one.input_text, case.other.input_text
+        if None in texts:
+            return "ids"
+        return "tokenizer" if texts[0] == texts[1] else "prompt"
+    if evidence.ids_equal:
+        return "text"
+    if case.weights_equal is False and evidence.kind != "zero":
+        return "weights"
+    if evidence.prefix:
+        return "stop"
+    if evidence.kind == "zero":
+        return "sampler" if case.sampled else "settings"
+    return "prefill" if evidence.divergent_at == 0 else "decode"
+
+
+def _outputs(case: Pair) -> dict[str, Any]:
+    evidence = case.evidence
+    change = evidence.change
+    found: dict[str, Any] = {
+        "equal": evidence.ids_equal if evidence.ids_equal is not None else evidence.text_equal,
+        "surface_only": evidence.surface_only, "first_divergent_token": evidence.divergent_at,
+        "prefix": evidence.prefix, "a": tokens.side(case.one, evidence.divergent_at),
+        "b": tokens.side(case.other, evidence.divergent_at),
+        "logit_change": None,
+    }  # fmt: skip
+    if change is not None:
+        found["logit_change"] = {
+            "max_abs": change.max_abs, "ulps": round(change.ulps, 3), "over_tokens": change.over_tokens,
+            "rounding_allows": change.allowed, "kind": evidence.kind,
+        }  # fmt: skip
+    elif evidence.why_unknown:
+        found["no_evidence"] = evidence.why_unknown
+    return found
+
+
+def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> list[str]:
+    """Say what to do next. Only what exists is named."""
+    if not parts:
+        return []
+    advice = []
+    if case.evidence.near_tie:
+        advice.append(
+            "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong. "
+            "To get one of them every time, run the prompt in the same batch shape and padding."
+            if ranking.causes and ranking.causes[0]["field"].startswith("batch.")
+            else "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong."
+        )
+    if not ranking.causes:
+        likely = [item["field"] for item in ranking.unknown if item["would_decide"]][:5]
+        advice.append(
+            "Unexplained: something that decides was not recorded"
+            + (f"; the likeliest are {', '.join(likely)}." if likely else ".")
+        )
+    elif ranking.causes[0]["try"]:
+        top = ranking.causes[0]
+        advice.append(f"To test it, set {top['field']} to the other run's value ({top['try']}) and run again.")
+    if verdict == INCONCLUSIVE:
+        advice.append("Record both runs with that field known, then compare again.")
+    return advice

@@ -1,0 +1,93 @@
+"""Which fields differ between two runs, and which of them say one thing.
+
+Unknown is never equal: a field that one run lacks, or could not read, is no difference and no agreement; it is
+listed with its reason. Fields that follow from one another are grouped, and a group is ranked by its most
+direct member.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from provenance.facts import Field, Run, Sequence, State
+
+
+class Difference(NamedTuple):
+    """A field that both runs know, and that is not the same."""
+
+    name: str
+    a: Field
+    b: Field
+
+
+class Blind(NamedTuple):
+    """A field that cannot be compared, and why."""
+
+    name: str
+    because: str
+
+
+# First the member that says it most directly; the rest follow from it or set it.
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("batch.size", "batch.max_length", "batch.padding_tokens", "batch.padding_side", "batch.sequence_lengths",
+     "batch.position", "batch.mask_given", "batch.mask_origin"),
+    ("torch.num_threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS", "cpu.affinity", "cpu.count_logical",
+     "cpu.count_physical", "torch.num_interop_threads", "env.OPENBLAS_NUM_THREADS"),
+    ("cpu.capability", "env.ATEN_CPU_CAPABILITY", "cpu.isa", "cpu.model", "cpu.vendor", "cpu.flags_digest",
+     "cpu.microcode"),
+    ("torch.version", "torch.git_version", "torch.build_config_digest", "mkl.version", "onednn.version",
+     "openmp.version", "cuda.runtime_version", "cudnn.version", "cublas.version", "nccl.version", "lib.triton.version",
+     "torch.debug_build"),
+    ("model.dtype", "logits.dtype"),
+    ("torch.deterministic_algorithms", "torch.deterministic_warn_only", "torch.deterministic_debug_mode",
+     "torch.fill_uninitialized_memory"),
+    ("torch.backends.cuda.matmul.fp32_precision", "torch.backends.cuda.matmul.allow_tf32",
+     "torch.float32_matmul_precision", "torch.fp32_precision", "env.NVIDIA_TF32_OVERRIDE",
+     "env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    ("rng.torch_cpu_state_sha256", "seed.torch_initial", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
+     "seed.given", "rng.consumed"),
+    ("tokenizer.sha256", "tokenizer.vocab_size", "tokenizer.class", "tokenizer.special_ids"),
+    ("generation.do_sample", "generation.mode"),
+    ("gpu.0.name", "gpu.0.compute_capability", "gpu.0.multi_processor_count", "gpu.0.memory_total"),
+)  # fmt: skip
+GROUP = {name: group for group in GROUPS for name in group}
+
+
+def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
+    """Return the fields of one sequence: those of its run, and its own place in the batch."""
+    fields = dict(run.fields)
+    fields["batch.position"] = Field("batch.position", sequence.row)
+    if sequence.padding is not None:
+        fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
+    return fields
+
+
+def compare(a: Mapping[str, Field], b: Mapping[str, Field]) -> tuple[list[Difference], list[Blind]]:
+    """Return the fields that differ and those that cannot be compared, each in the order of their names."""
+    differing, blind = [], []
+    for name in sorted(a.keys() | b.keys()):
+        one, other = a.get(name), b.get(name)
+        if one is None or other is None:
+            blind.append(Blind(name, f"not recorded in {'A' if one is None else 'B'}"))
+        elif not one.known or not other.known:
+            blind.append(Blind(name, _reason(one, other)))
+        elif one != other:
+            differing.append(Difference(name, one, other))
+    return differing, blind
+
+
+def _reason(one: Field, other: Field) -> str:
+    sides = [(side, item) for side, item in (("A", one), ("B", other)) if not item.known]
+    if len(sides) == 2 and one.reason == other.reason and one.state is other.state:
+        return f"{_word(one)} in both: {one.reason}"
+    return "; ".join(f"{_word(item)} in {side}: {item.reason}" for side, item in sides)
+
+
+def _word(item: Field) -> str:
+    return "withheld" if item.state is State.REDACTED else "not known"
+
+
+def document(item: Field) -> object:
+    """Return a field's value for the answer, or its state and reason."""
+    if item.state is State.VALUE:
+        return item.value
+    return {"state": item.state.value, "reason": item.reason} if item.reason else {"state": item.state.value}

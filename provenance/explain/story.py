@@ -1,0 +1,186 @@
+"""The answer as text: what people paste into an incident. Terminal and Markdown dress one list of lines."""
+
+from collections.abc import Callable
+from typing import Any
+
+HEADLINES = {
+    "same": "Same: the outputs are equal.",
+    "near_tie": "Near tie: rounding turned a choice between two tokens that were as good as equal.",
+    "divergent": "Divergent: the outputs differ, and not by a near tie.",
+    "not_comparable": "Not comparable: {where}.",
+    "inconclusive": "Could not tell: what would decide was not recorded.",
+}
+WHERE = {
+    "weights": "the weights in memory differ", "tokenizer": "one text became other token ids",
+    "prompt": "the prompts differ", "ids": "the token ids that reached the model differ",
+}  # fmt: skip
+DISMISSED_SHOWN = 8
+VALUE_CHARS = 60
+Text = Callable[[int], str | None]
+
+
+def lines(
+    answer: dict[str, Any], text_a: Text = lambda _: None, text_b: Text = lambda _: None
+) -> list[tuple[str, str]]:
+    """Return the answer as lines, each with a style: head, plain, cause, dim.
+
+    ``text_a`` and ``text_b`` give the text of a token id, where a run's texts are at hand.
+    """
+    where = WHERE.get(answer["layer"] or "", "inputs or models differ")
+    out = [("head", HEADLINES[answer["verdict"]].format(where=where)), ("plain", "")]
+    out += [("plain", f"A {_place(answer['a'])}"), ("plain", f"B {_place(answer['b'])}")]
+    out += _outputs(answer, text_a, text_b)
+    out += _causes(answer)
+    out += _dismissed(answer["dismissed"])
+    out += _unknown(answer["unknown"])
+    if len(answer["pairs"]) > 1:
+        out += _pairs(answer["pairs"])
+    if answer["advice"]:
+        out += [("plain", ""), ("head", "What to do")]
+        out += [("plain", f"  {sentence}") for sentence in answer["advice"]]
+    return out
+
+
+def markdown(answer: dict[str, Any], text_a: Text = lambda _: None, text_b: Text = lambda _: None) -> str:
+    """Return the answer as Markdown."""
+    parts = []
+    for style, line in lines(answer, text_a, text_b):
+        if style == "head":
+            parts.append(f"**{_escape(line)}**")
+        elif line:
+            parts.append(f"- {_escape(line.strip())}")
+        else:
+            parts.append("")
+    return "\n".join(parts) + "\n"
+
+
+def _escape(text: str) -> str:
+    for mark in "\\`*_[]<>|":
+        text = text.replace(mark, "\\" + mark)
+    return text
+
+
+def _place(side: dict[str, Any]) -> str:
+    ret = f".{side['return']}" if side["return"] else ""
+    return f"{side['run']}:{side['prompt']}{ret}"
+
+
+def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[str, str]]:
+    outputs = answer["outputs"]
+    at = outputs["first_divergent_token"]
+    found: list[tuple[str, str]] = []
+    first = answer["inputs"]["first_difference"]
+    if first is not None:
+        found.append(("plain", f"The inputs part at token {first['token']}: {first['a']} in A, {first['b']} in B."))
+    if at is None:
+        return found
+    how = "one output is the beginning of the other; they part" if outputs["prefix"] else "the outputs part"
+    found.append(
+        (
+            "plain",
+            f"{how[0].upper()}{how[1:]} at token {at}" + (", on the surface only." if outputs["surface_only"] else "."),
+        )
+    )
+    for name, side, text in (("A", outputs["a"], text_a), ("B", outputs["b"], text_b)):
+        found.append(("plain", f"  {name} {_token(side, text)}"))
+    change = outputs["logit_change"]
+    if change is not None and change["kind"] == "zero":
+        found.append(("plain", f"  The raw logits were equal to the last bit over {_count(change['over_tokens'])}."))
+    elif change is not None:
+        word = "within" if change["kind"] == "rounding" else "beyond"
+        moved = f"{change['max_abs']:.3g} ({change['ulps']:.3g} ulp) over {_count(change['over_tokens'])}"
+        allowed = f"{word} what rounding explains ({change['rounding_allows']:.3g})"
+        found.append(("plain", f"  Up to there the logits had moved by at most {moved}: {allowed}."))
+    elif "no_evidence" in outputs:
+        found.append(("plain", f"  No token evidence: {outputs['no_evidence']}."))
+    return found
+
+
+def _count(tokens: int) -> str:
+    return "1 token" if tokens == 1 else f"{tokens} tokens"
+
+
+def _token(side: dict[str, Any], text: Text) -> str:
+    if not side or side.get("token_id") is None:
+        return f"ended ({side.get('ended', 'unknown')})"
+    shown = text(side["token_id"])
+    line = f"chose {side['token_id']}" + (f" {shown!r}" if shown is not None else "")
+    if side.get("margin") is not None:
+        ulps = f" ({side['margin_ulps']:.3g} ulp)" if side.get("margin_ulps") is not None else ""
+        runner = side.get("runner_up_id")
+        second = text(runner) if runner is not None else None
+        line += f", {side['margin']:.3g}{ulps} ahead of {runner}" + (f" {second!r}" if second is not None else "")
+    return line
+
+
+def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    if answer["outputs"]["equal"]:
+        return []
+    if not answer["causes"]:
+        return [("plain", ""), ("head", "No recorded difference explains it.")]
+    found: list[tuple[str, str]] = [
+        ("plain", ""),
+        ("head", "Likely cause" if len(answer["causes"]) == 1 else "Likely causes"),
+    ]
+    for number, cause in enumerate(answer["causes"], 1):
+        values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
+        found.append(
+            (
+                "cause",
+                f"  {number}. {cause['field']}: {values}   [{cause['effect']}, confidence {cause['confidence']:.2f}]",
+            )
+        )
+        found.append(("plain", f"     {cause['because']}."))
+        if cause["with"]:
+            found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
+        if cause["alternatives"]:
+            found.append(("plain", f"     As good an explanation: {', '.join(cause['alternatives'][:4])}."))
+    return found
+
+
+def _dismissed(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if not items:
+        return []
+    found: list[tuple[str, str]] = [("plain", ""), ("head", f"Differs and cannot be the cause ({len(items)})")]
+    for item in items[:DISMISSED_SHOWN]:
+        found.append(("dim", f"  {item['field']}: {short(item['a'])} / {short(item['b'])}: {item['because']}."))
+    if len(items) > DISMISSED_SHOWN:
+        found.append(("dim", f"  and {len(items) - DISMISSED_SHOWN} more (--json lists all)"))
+    return found
+
+
+def _unknown(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if not items:
+        return []
+    found: list[tuple[str, str]] = [("plain", ""), ("head", f"Could not be compared ({len(items)})")]
+    for item in items[:DISMISSED_SHOWN]:
+        mark = "   <- would decide" if item["would_decide"] else ""
+        found.append(("dim", f"  {item['field']}: {item['because']}{mark}"))
+    if len(items) > DISMISSED_SHOWN:
+        found.append(("dim", f"  and {len(items) - DISMISSED_SHOWN} more (--json lists all)"))
+    return found
+
+
+def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = [("plain", ""), ("head", f"All {len(pairs)} pairs of equal prompts")]
+    for item in pairs:
+        at = item["first_divergent_token"]
+        where = f" at token {at}" if at is not None else ""
+        found.append(("dim", f"  A:{item['a']['prompt']} B:{item['b']['prompt']}  {item['verdict']}{where}"))
+    return found
+
+
+def short(value: object) -> str:
+    """Return a value in few characters.
+
+    >>> short("sha256:" + "a" * 64), short({"state": "unknown", "reason": "no driver"})
+    ('sha256:aaaaaaaa…', '(unknown: no driver)')
+    """
+    if isinstance(value, dict) and "state" in value:
+        reason = f": {value['reason']}" if value.get("reason") else ""
+        return f"({str(value['state']).replace('_', ' ')}{reason})"
+    text = str(value)
+    head, colon, tail = text.rpartition(":")
+    if colon and head.endswith("sha256") and len(tail) == 64:
+        return f"sha256:{tail[:8]}…"
+    return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 1] + "…"

@@ -1,0 +1,180 @@
+"""What the tokens say: where two sequences part, by which margins, and how far the logits had moved by then.
+
+The change of the raw logits over the common prefix is what tells rounding from another function: exactly 0
+points to decoding settings or random state; a few units in the last place to rounding; more to weights, inputs
+or precision. The margin alone separates nothing. The thresholds are those of ``docs/margins.md``, measured.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from provenance.facts import Sequence, Step
+
+MANTISSA = {"float32": 23, "bfloat16": 7, "float16": 10, "float64": 52}
+EPSILON32 = 2.0**-23
+# Change of logits that rounding explains: 4 ulp in half precision; in float32, 64 x eps x the largest logit.
+HALF_ULPS = 4.0
+SINGLE_EPS = 64.0
+# A flip is a near tie if the margin was within 2 ulp, or within what the logits moved on both sides of it.
+TIE_ULPS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How far the raw logits moved over the common prefix, on the token ids that both runs hold."""
+
+    max_abs: float
+    at_divergence: float | None  # None where the two runs hold no common id at that step
+    ulps: float
+    allowed: float  # what rounding explains in this precision, in logits
+    over_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What two sequences with equal input show."""
+
+    ids_equal: bool | None  # None where ids are missing and the equality keys cannot be compared
+    text_equal: bool | None
+    surface_only: bool
+    divergent_at: int | None  # index of the first token that differs; the shorter length if one is a prefix
+    prefix: bool  # one output is the beginning of the other
+    change: Change | None
+    kind: str  # none, zero, rounding, large, unknown
+    near_tie: bool
+    why_unknown: str
+
+
+def ulp(value: float, dtype: str) -> float:
+    """Return the spacing of numbers of a type at a value.
+
+    >>> ulp(20.0, "bfloat16"), ulp(1.5, "float16")
+    (0.125, 0.0009765625)
+    """
+    if value == 0 or not math.isfinite(value):
+        return 0.0
+    exponent = math.frexp(abs(value))[1] - 1
+    return float(2.0 ** (exponent - MANTISSA.get(dtype, 23)))
+
+
+def compare(a: Sequence, b: Sequence, sampled: bool) -> Evidence:
+    """Compare two outputs of one input."""
+    ids_equal, at, prefix = _first_difference(a, b)
+    text_equal = None if a.output_text is None or b.output_text is None else a.output_text == b.output_text
+    surface = ids_equal is False and _surface(a.output_text, b.output_text)
+    if ids_equal is not False:
+        return Evidence(
+            ids_equal, text_equal, surface_only=False, divergent_at=None, prefix=False, change=None, kind="none",
+            near_tie=False, why_unknown="",
+        )  # fmt: skip
+    why = _why_unknown(a, b, at)
+    change = None if why or at is None else _change(a, b, at, prefix)
+    kind = "unknown" if change is None else _kind(change)
+    tie = kind in ("rounding", "zero") and not sampled and at is not None and not prefix and _tie(a, b, at, change)
+    return Evidence(ids_equal, text_equal, surface, at, prefix, change, kind, tie, why or ("" if change else _thin(at)))
+
+
+def _first_difference(a: Sequence, b: Sequence) -> tuple[bool | None, int | None, bool]:
+    one, other = a.output_ids, b.output_ids
+    if one is None or other is None:
+        if a.output_key and b.output_key:
+            return a.output_key == b.output_key, None, False
+        return None, None, False
+    if one == other:
+        return True, None, False
+    for index, (x, y) in enumerate(zip(one, other, strict=False)):
+        if x != y:
+            return False, index, False
+    return False, min(len(one), len(other)), True
+
+
+def _surface(one: str | None, other: str | None) -> bool:
+    """Say whether two texts differ only in white space, Unicode form or the like."""
+    if one is None or other is None or one == other:
+        return False
+    from unicodedata import normalize
+
+    return "".join(normalize("NFKC", one).split()) == "".join(normalize("NFKC", other).split())
+
+
+def _why_unknown(a: Sequence, b: Sequence, at: int | None) -> str:
+    if at is None:
+        return "the token ids were not kept"
+    for side, sequence in (("A", a), ("B", b)):
+        if not sequence.steps:
+            return f"{side} has no token evidence: {sequence.no_evidence or 'not recorded'}"
+    return ""
+
+
+def _thin(at: int | None) -> str:
+    return f"the two runs hold no common token id up to token {at}"
+
+
+def _change(a: Sequence, b: Sequence, at: int, prefix: bool) -> Change | None:
+    """Measure how far the logits moved up to and including the step at which the outputs part."""
+    last = at if prefix else at + 1
+    worst, seen, here = 0.0, 0, None
+    for index in range(min(last, len(a.steps), len(b.steps))):
+        moved = _moved(a.steps[index], b.steps[index])
+        if moved is None:
+            continue
+        seen += 1
+        worst = max(worst, moved)
+        if index == at:
+            here = moved
+    if not seen:
+        return None
+    largest = max((abs(x) for x in a.steps[0].top_logits + b.steps[0].top_logits), default=0.0)
+    dtype = a.logits_dtype if a.logits_dtype in MANTISSA else "float32"
+    unit = ulp(largest, dtype)
+    allowed = SINGLE_EPS * EPSILON32 * max(largest, 1.0) if dtype in ("float32", "float64") else HALF_ULPS * unit
+    return Change(worst, here, worst / unit if unit else 0.0, allowed, seen)
+
+
+def _moved(one: Step, other: Step) -> float | None:
+    there = dict(zip(other.top_ids, other.top_logits, strict=True))
+    moves = [
+        abs(x - there[i]) for i, x in zip(one.top_ids, one.top_logits, strict=True)
+        if i in there and math.isfinite(x) and math.isfinite(there[i])
+    ]  # fmt: skip
+    return max(moves) if moves else None
+
+
+def _kind(change: Change) -> str:
+    if change.max_abs == 0:
+        return "zero"
+    return "rounding" if change.max_abs <= change.allowed else "large"
+
+
+def _tie(a: Sequence, b: Sequence, at: int, change: Change | None) -> bool:
+    """Say whether the choice hung on a margin that rounding can turn: in the run where the margin was smaller."""
+    margins = [s.steps[at].margin for s in (a, b) if at < len(s.steps) and s.steps[at].margin is not None]
+    if not margins or change is None:
+        return False
+    largest = max((abs(x) for x in a.steps[0].top_logits), default=0.0)
+    dtype = a.logits_dtype if a.logits_dtype in MANTISSA else "float32"
+    moved = change.at_divergence if change.at_divergence is not None else change.max_abs
+    return max(m for m in margins if m is not None) <= max(TIE_ULPS * ulp(largest, dtype), 2 * moved)
+
+
+def side(sequence: Sequence, at: int | None) -> dict[str, Any]:
+    """Describe one run's token at the point where the outputs part."""
+    if at is None or sequence.output_ids is None:
+        return {}
+    if at >= len(sequence.output_ids):
+        return {"token_id": None, "text": None, "ended": sequence.finish}
+    found: dict[str, Any] = {"token_id": sequence.output_ids[at]}
+    if at < len(sequence.steps):
+        step = sequence.steps[at]
+        largest = max((abs(x) for x in sequence.steps[0].top_logits), default=0.0)
+        unit = ulp(largest, sequence.logits_dtype)
+        found |= {"logprob": step.logprob, "runner_up_id": step.runner_up, "margin": _finite(step.margin)}
+        found["margin_ulps"] = (
+            step.margin / unit if step.margin is not None and unit and math.isfinite(step.margin) else None
+        )
+    return found
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
