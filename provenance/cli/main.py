@@ -1,0 +1,143 @@
+"""The table of commands. A command's module is imported when it is chosen, so that ``--help`` stays quick.
+
+Every error of ours ends as one sentence on standard error and an exit code: 0 same or fine, 1 differs or check
+failed, 2 wrong usage or missing part, 3 could not tell, 70 internal error.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from provenance.errors import ProvenanceError
+
+INTERNAL = 70
+
+
+class Entry(NamedTuple):
+    """One command: where it lives, and its line in the overview."""
+
+    module: str
+    name: str
+    help: str
+    passthrough: bool = False  # what follows belongs to another program
+
+
+# This module alone may import by text: the plan of the house is checked on import statements.
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("demo", "demo", "See it: a real model, two runs that part, and the reason why."),
+    "run": Entry("program", "run", "Record an unchanged program: provenance run -- python app.py.", passthrough=True),
+    "log": Entry("runs", "log", "List recorded runs, newest first."),
+    "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
+    "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
+    "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
+    "env": Entry("environment", "env", "Show everything in this environment that can decide an output."),
+    "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
+    "db": Entry("store", "db", "The database: upgrade, current, path."),
+}
+OVERVIEW = """The flight recorder for model inference, and the investigator who reads it.
+
+A run is named by a unique beginning of its id, `last`, `last~2`, `tag:NAME`, or a file that `show --json`
+wrote; RUN:ROW names one prompt of a batch.
+"""
+
+
+def entry() -> None:
+    """Run the command line and leave with its exit code."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code. Never raises and never shows a traceback unless asked to."""
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except ProvenanceError as error:
+        _complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:  # `provenance log | head`: the reader has gone, and that is fine
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if hasattr(error, "format_message"):  # usage errors of the command-line library
+            _complain(error.format_message())
+            return 2
+        return _internal(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    completing = any(name.endswith("_COMPLETE") and "PROVENANCE" in name for name in os.environ)
+    chosen = next((item for item in arguments if not item.startswith("-")), None)
+    if "--version" in arguments[:1]:
+        from provenance import __version__
+
+        sys.stdout.write(f"provenance {__version__}\n")
+        return 0
+    if (
+        chosen is None
+        and not completing
+        and "--install-completion" not in arguments
+        and "--show-completion" not in arguments
+    ):
+        arguments = arguments or ["--help"]
+    if chosen is not None and chosen not in COMMANDS and not completing:
+        import difflib
+
+        close = difflib.get_close_matches(chosen, COMMANDS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}."
+        _complain(f"there is no command {chosen!r}; {hint}")
+        return 2
+    names = list(COMMANDS) if completing else [chosen] if chosen else []
+    result = app(names)(arguments, standalone_mode=False, prog_name="provenance")
+    return result if isinstance(result, int) else 0
+
+
+def app(names: list[str]) -> Any:
+    """Make the application: the chosen commands for real, all others by their line alone."""
+    import typer
+
+    made = typer.Typer(help=OVERVIEW, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+    @made.callback()
+    def overview() -> None:
+        return None
+
+    overview.__doc__ = OVERVIEW
+    for name, item in COMMANDS.items():
+        if name in names:
+            found = getattr(import_module(f"provenance.cli.{item.module}"), item.name)
+            if isinstance(found, typer.Typer):
+                made.add_typer(found, name=name, help=item.help)
+            else:
+                settings = {"allow_extra_args": True, "ignore_unknown_options": True} if item.passthrough else {}
+                made.command(name, context_settings=settings)(found)
+        else:
+            made.command(name, help=item.help)(_stub())
+    return made
+
+
+def _stub() -> Callable[[], None]:
+    def stub() -> None:
+        return None
+
+    return stub
+
+
+def _complain(text: str) -> None:
+    from provenance.cli.render import visible
+
+    sys.stderr.write(f"provenance: {visible(text)}\n")
+
+
+def _internal(error: Exception) -> int:
+    if os.environ.get("PROVENANCE_TRACEBACK"):
+        import traceback
+
+        traceback.print_exc()
+    else:
+        _complain(f"internal error: {type(error).__name__}: {error}. PROVENANCE_TRACEBACK=1 shows where.")
+    return INTERNAL

@@ -1,0 +1,94 @@
+"""What the reading commands share: their options, the store opened up to date, and runs found by reference."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from sqlalchemy import Engine
+
+from provenance import writer
+from provenance.errors import BadFile, ProvenanceError, RunNotFound
+from provenance.facts import Run
+from provenance.settings import Places, load, places
+from provenance.store import database, export, queries
+
+Db = Annotated[
+    str, typer.Option("--db", help="Database: a path or a URL. Default: PROVENANCE_DB, else the user's own.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Place = tuple[int, int | None] | None
+REFERENCE = re.compile(r"(.+?)(?::(\d+)(?:\.(\d+))?)?")
+
+
+def where(db: str) -> Places:
+    """Resolve the places for an option ``--db``."""
+    return places(load({"db": db or None}))
+
+
+def store(db: str) -> Engine:
+    """Open the store read-only, after draining what waits in the spool. Says so where something still waits."""
+    spots = where(db)
+    if spots.database is not None and spots.database.is_dir():
+        database.reading(spots.url, spots.database)  # says what is wrong
+    if not up_to_date(spots):
+        count = writer.waiting(spots)
+        if count:
+            sys.stderr.write(f"provenance: {count} records are waiting to be written; ask again in a moment.\n")
+    return database.reading(spots.url, spots.database)
+
+
+def up_to_date(spots: Places) -> bool:
+    """Drain the spool for a second at most. A reader without write access skips it."""
+    try:
+        return writer.drain(spots)
+    except ProvenanceError:
+        raise
+    except OSError:
+        return False
+
+
+def split(reference: str) -> tuple[str, Place]:
+    """Split RUN:ROW.RETURN.
+
+    >>> split("last~2:3.1"), split("tag:nightly"), split("9f31")
+    (('last~2', (3, 1)), ('tag:nightly', None), ('9f31', None))
+    """
+    match = REFERENCE.fullmatch(reference)
+    if match is None or match.group(2) is None:
+        return reference, None
+    ret = match.group(3)
+    return match.group(1), (int(match.group(2)), int(ret) if ret is not None else None)
+
+
+def is_file(reference: str) -> bool:
+    """Say whether a reference names a file: it has a file's look, or there is one."""
+    return reference.endswith(".json") or os.sep in reference or os.path.isfile(reference)
+
+
+class Runs:
+    """Finds runs by reference, opening the store only when a reference needs it."""
+
+    def __init__(self, db: str) -> None:
+        self.db = db
+        self._engine: Engine | None = None
+
+    def find(self, reference: str) -> tuple[Run, Place]:
+        """Return a run and the place in it that a reference names. Raises RunNotFound or BadFile."""
+        name, place = split(reference)
+        if is_file(name):
+            return self._file(name), place
+        if self._engine is None:
+            self._engine = store(self.db)
+        return queries.load(self._engine, queries.find(self._engine, name)), place
+
+    def _file(self, name: str) -> Run:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise BadFile(f"there is no file {name}. A run is named by its id, last, last~2 or tag:NAME.")
+        return export.read_file(path)
+
+
+__all__ = ["Db", "Json", "Place", "RunNotFound", "Runs", "split", "store", "where"]

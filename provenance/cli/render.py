@@ -1,0 +1,134 @@
+"""Printing: tables and colours on a terminal, plain text in a pipe. Text of others is shown and never obeyed."""
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+STYLES = {"head": "bold", "plain": "", "cause": "bold yellow", "dim": "dim"}
+BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def visible(text: str) -> str:
+    r"""Return text in which controls, escapes and direction marks are seen instead of acting.
+
+    >>> visible("a\x1b[31mb\u202ec\n")
+    'a\\x1b[31mb\\u202ec\\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    if char in BIDI or unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        return char.encode("unicode_escape").decode()
+    return char
+
+
+def terminal() -> bool:
+    """Say whether a person looks at the output."""
+    return sys.stdout.isatty()
+
+
+def emit(document: object) -> None:
+    """Print a document as JSON."""
+    option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    sys.stdout.write(orjson.dumps(document, option=option, default=str).decode() + "\n")
+
+
+def lines(styled: Iterable[tuple[str, str]]) -> None:
+    """Print styled lines."""
+    if not terminal():
+        for _, text in styled:
+            sys.stdout.write(visible(text) + "\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for style, text in styled:
+        console.print(Text(visible(text), style=STYLES[style]))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table: boxed on a terminal, aligned columns in a pipe."""
+    shown = [[cell(value) for value in row] for row in rows]
+    if terminal():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for head in heads:
+            grid.add_column(Text(head), overflow="ellipsis", no_wrap=True)
+        for row in shown:
+            grid.add_row(*(Text(value) for value in row))
+        Console().print(grid)
+        return
+    widths = [
+        max(len(head), *(len(row[n]) for row in shown), 0) if shown else len(head) for n, head in enumerate(heads)
+    ]
+    for row in [list(heads), *shown]:
+        padded = "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True))
+        sys.stdout.write(padded.rstrip() + "\n")
+
+
+def cell(value: Any) -> str:
+    """Return one value of a table as text."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(str(value))
+
+
+def clip(text: str, width: int) -> str:
+    """Cut a text to a width.
+
+    >>> clip("one two three", 8)
+    'one two…'
+    """
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def columns() -> int:
+    """Return the width to print for."""
+    return shutil.get_terminal_size((110, 24)).columns
+
+
+def moment(ns: int) -> str:
+    """Return a time as text, in UTC.
+
+    >>> moment(1_796_099_038_246_394_223)
+    '2026-12-01 04:23:58'
+    """
+    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def milliseconds(ns: int | None) -> str:
+    """Return a duration as text."""
+    if ns is None:
+        return ""
+    return f"{ns / 1e6:.0f} ms" if ns < 10_000_000_000 else f"{ns / 1e9:.1f} s"
+
+
+def short_ids(run_ids: Sequence[str], least: int = 13) -> list[str]:
+    """Shorten run ids as far as they stay different from one another.
+
+    >>> short_ids(["01a22fdc-8372-7201-8010", "01a22fdc-8372-7fff-8010"])
+    ['01a22fdc-8372-72', '01a22fdc-8372-7f']
+    """
+    length = least
+    longest = max(map(len, run_ids), default=0)
+    while length < longest and len({run[:length] for run in run_ids}) < len(set(run_ids)):
+        length += 1
+    return [run[:length].rstrip("-") for run in run_ids]
