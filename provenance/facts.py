@@ -7,12 +7,13 @@ wing writes down of a call; a *run* is what the understanding wing reads back.
 The numbers of roles, encodings, statuses and finishes stand in journals and never change.
 """
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from provenance.integrity.canonical import canonical, digest, plain, restore
+from provenance.integrity.canonical import canonical, digest, plain, raw, restore
 
 
 class State(StrEnum):
@@ -111,6 +112,7 @@ class Fingerprint:
     document: bytes
     digest: str
     value_digest: str
+    raw: bytes  # the 32 bytes of ``digest``, as records hold it
 
     @classmethod
     def of(cls, scope: str, fields: Iterable[Field]) -> "Fingerprint":
@@ -120,7 +122,8 @@ class Fingerprint:
         document = canonical({"v": 1, "scope": scope, "fields": forms})
         bare = {name: {k: v for k, v in form.items() if k != "source"} for name, form in forms.items()}
         values = canonical({"v": 1, "scope": scope, "values": bare})
-        return cls(scope, table, document, digest(document), digest(values))
+        named = digest(document)
+        return cls(scope, table, document, named, digest(values), raw(named))
 
     @classmethod
     def read(cls, document: bytes) -> "Fingerprint":
@@ -202,6 +205,10 @@ MEDIA = {
     OCTETS: "application/octet-stream", DIGEST: "application/x-sha256",
 }  # fmt: skip
 
+NOTES = {
+    1: "environment", 2: "switches", 3: "model", 4: "settings", 5: "weights", 6: "binding",
+    7: "gap", 8: "erased", 9: "clock_step",
+}  # fmt: skip
 STATUSES = ("running", "ok", "error", "aborted", "abandoned", "partial", "crashed")
 FINISHES = ("unknown", "eos", "length", "stop_string", "max_time", "criteria", "returned", "cut")
 
@@ -244,6 +251,9 @@ class SequenceEnd(NamedTuple):
     finish: int
     margin: float
     margin_at: int
+
+
+SEQUENCE = struct.Struct("<IIIIIIfI")  # a SequenceEnd in journals and leaves
 
 
 class Output(NamedTuple):

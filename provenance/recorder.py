@@ -25,7 +25,6 @@ from provenance.facts import Fingerprint, Output, Request
 from provenance.fingerprint.environment import Environment, program_path
 from provenance.fingerprint.reading import short_path
 from provenance.integrity import digests, keys
-from provenance.integrity.canonical import raw
 from provenance.journal import frame, records
 from provenance.journal.spool import Journal
 from provenance.settings import Places, Settings, load, places
@@ -33,6 +32,7 @@ from provenance.settings import Places, Settings, load, places
 log = logging.getLogger("provenance")
 WRITER_CHECK_SECONDS = 1.0
 EXIT_SECONDS = 1.0
+SEEDS = 128
 _STILL = "the spool keeps what was recorded; calls run on"
 
 
@@ -55,6 +55,8 @@ class Recorder:
         self.closing = threading.Event()
         self.jobs: list[threading.Thread] = []
         self._written: dict[bytes, int] = {}
+        self._seeds: list[bytes] = []
+        self._cut = settings.capture != privacy.FULL
         self._writer: subprocess.Popen[bytes] | None = None
         self._next_check = 0.0
 
@@ -62,8 +64,8 @@ class Recorder:
 
     def start(self, request: Request) -> int:
         """Write a start record; return its seq. Raises JournalError where it could not be kept."""
-        seed = os.urandom(32)
-        if self.settings.capture != privacy.FULL:
+        seed = self._seed()
+        if self._cut:
             request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
         seq = self.journal.append(frame.START, records.start_payload(seed, request))
         self.records += 1
@@ -71,8 +73,8 @@ class Recorder:
 
     def end(self, output: Output) -> int:
         """Write an end record; return its seq. Raises JournalError where it could not be kept."""
-        seed = os.urandom(32)
-        if self.settings.capture != privacy.FULL:
+        seed = self._seed()
+        if self._cut:
             output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
         seq = self.journal.append(frame.END, records.end_payload(seed, output))
         self.records += 1
@@ -80,12 +82,21 @@ class Recorder:
             self._look_after()
         return seq
 
+    def _seed(self) -> bytes:
+        """Return 32 random bytes for the salts of one frame, drawn from the system 128 frames at a time."""
+        try:
+            return self._seeds.pop()
+        except IndexError:
+            pool = os.urandom(32 * SEEDS)
+            self._seeds.extend(pool[place : place + 32] for place in range(32, 32 * SEEDS, 32))
+            return pool[:32]
+
     def fingerprint(self, print_: Fingerprint) -> bytes:
         """Make sure that a fingerprint stands in the open segment, and return its raw digest."""
-        digest = raw(print_.digest)
-        if self._written.get(digest) != self.journal.index:
+        digest, segment = print_.raw, self.journal.index
+        if self._written.get(digest) != segment:
             self.note(print_.scope, digest, print_.document)
-            self._written[digest] = self.journal.index
+            self._written[digest] = segment
         return digest
 
     def note(self, kind: str, digest: bytes, document: bytes) -> int:

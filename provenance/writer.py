@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
+from sqlalchemy.exc import DBAPIError
 
 from provenance.errors import BadSegment, ProvenanceError, SpoolRefused
 from provenance.facts import Noted
 from provenance.integrity import keys
 from provenance.journal import records, spool
-from provenance.journal.recovery import Scan, open_segment
+from provenance.journal.recovery import Damage, Scan, open_segment
 from provenance.settings import Places, embedded
 from provenance.store import database
 from provenance.store.ingest import Ingest, Item, Position, frame_digest
@@ -133,7 +134,25 @@ class Drain:
                 detail = orjson.dumps({"first": seq, "last": seq, "reason": str(error)})
                 record = Noted(seq, "gap", bytes(32), detail)
             items.append(Item(record, frame_digest(kind, payload), end))
-        return self.ingest.write(scan.header.stream, scan.header.index, items)
+        try:
+            return self.ingest.write(scan.header.stream, scan.header.index, items)
+        except (OSError, DBAPIError):
+            raise  # the store's trouble: everything waits
+        except Exception:
+            return sum(self._write_one(scan, item) for item in items)
+
+    def _write_one(self, scan: Scan, item: Item) -> int:
+        """Write one record of a batch that failed: one that cannot be stored must not hold up all that follow."""
+        stream, segment = scan.header.stream, scan.header.index
+        try:
+            return self.ingest.write(stream, segment, [item])
+        except (OSError, DBAPIError):
+            raise
+        except Exception as error:
+            log.warning("record %d cannot be stored: %s: %s", item.record.seq, type(error).__name__, error)
+            self.ingest.refuse(stream, segment, item, f"{type(error).__name__}: {error}")
+            scan.damage.append(Damage(item.end, item.end, item.record.seq))  # so the segment is set aside, not unlinked
+            return 0
 
     def _retire(self, path: Path, scan: Scan, ended: bool) -> None:
         """Let go of a segment that nobody appends to: unlink it, or set it aside if bytes in it were damaged."""
@@ -198,7 +217,8 @@ def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
         except ProvenanceError:
             raise
         except Exception as error:  # a locked, full or absent database: everything stays in the spool
-            log.warning("the store failed: %s: %s; the spool keeps everything", type(error).__name__, error)
+            if failures in (0, 10) or failures % 100 == 0:
+                log.warning("the store failed: %s: %s; the spool keeps everything", type(error).__name__, error)
             if drain is not None:
                 drain.close()
                 drain = None

@@ -119,6 +119,7 @@ def tables() -> None:
         Column("first_run", Key, nullable=False),
         Column("last_run", Key, nullable=False),
         sa.PrimaryKeyConstraint("grp", "output_key"),
+        sqlite_with_rowid=False,
     )
     op.create_table(
         "events",
@@ -139,6 +140,7 @@ def tables() -> None:
         Column("reason", sa.Text(), nullable=True),
         Column("source", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("fingerprint", "name"),
+        sqlite_with_rowid=False,
     )
     op.create_index("fingerprint_fields_name", "fingerprint_fields", ["name", "fingerprint"])
     op.create_table(
@@ -155,7 +157,7 @@ def tables() -> None:
         "ingested",
         Column("stream", Key, autoincrement=False, nullable=False),
         Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
-        Column("frame_digest", sa.LargeBinary(length=32), nullable=False),
+        Column("frame_digest", sa.LargeBinary(length=16), nullable=False),
         Column("log", sa.Integer(), nullable=False),
         Column("idx", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("stream", "seq"),
@@ -169,7 +171,6 @@ def tables() -> None:
         Column("seq", sa.BigInteger(), nullable=False),
         Column("kind", sa.SmallInteger(), nullable=False),
         Column("leaf", sa.LargeBinary(), nullable=False),
-        Column("leaf_hash", sa.LargeBinary(length=32), nullable=False),
         sa.PrimaryKeyConstraint("log", "idx"),
     )
     op.create_table(
@@ -184,25 +185,29 @@ def tables() -> None:
         Column("size", sa.BigInteger(), nullable=False),
         Column("commitment", sa.LargeBinary(length=32), nullable=False),
         Column("salt", sa.LargeBinary(length=32), nullable=True),
-        Column("body", sa.LargeBinary(length=32), nullable=True),
+        Column("body", Key, nullable=True),
         sa.PrimaryKeyConstraint("run", "started_at", "role", "prompt_index", "return_index", "part"),
+        sqlite_with_rowid=False,
     )
     op.create_index("payload_refs_body", "payload_refs", ["body"])
     op.create_table(
         "payloads",
-        Column("body", sa.LargeBinary(length=32), nullable=False),
+        Column("id", Key, autoincrement=False, nullable=False),
         Column("month", sa.Integer(), autoincrement=False, nullable=False),
+        Column("key", sa.LargeBinary(length=32), nullable=False),
         Column("codec", sa.Integer(), nullable=False),
         Column("size", sa.BigInteger(), nullable=False),
         Column("data", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("body", "month"),
+        sa.PrimaryKeyConstraint("id", "month"),
     )
+    op.create_index("payloads_key", "payloads", ["key", "month"])
     op.create_table(
         "run_tags",
         Column("run", Key, autoincrement=False, nullable=False),
         Column("key", sa.String(length=200), nullable=False),
         Column("value", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("run", "key"),
+        sqlite_with_rowid=False,
     )
     op.create_index("run_tags_key", "run_tags", ["key", "value"])
     op.create_table(
@@ -259,6 +264,7 @@ def tables() -> None:
         Column("input_preview", sa.Text(), nullable=True),
         Column("output_preview", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("run", "started_at", "prompt_index", "return_index"),
+        sqlite_with_rowid=False,
     )
     op.create_index("sequences_input_key", "sequences", ["input_key"])
     op.create_table(
@@ -296,6 +302,7 @@ def tables() -> None:
         Column("bytes", sa.BigInteger(), nullable=False),
         Column("sha256", sa.String(length=64), nullable=False),
         sa.PrimaryKeyConstraint("weights", "kind", "name"),
+        sqlite_with_rowid=False,
     )
     op.create_index("weight_entries_sha256", "weight_entries", ["sha256"])
     op.create_table(

@@ -73,9 +73,8 @@ def _dispatch(arguments: list[str]) -> int:
     completing = any(name.endswith("_COMPLETE") and "PROVENANCE" in name for name in os.environ)
     chosen = next((item for item in arguments if not item.startswith("-")), None)
     if "--version" in arguments[:1]:
-        from provenance import __version__
-
-        sys.stdout.write(f"provenance {__version__}\n")
+        # The package is loaded, being our parent; to import the face from here would be a circle.
+        sys.stdout.write(f"provenance {sys.modules['provenance'].__version__}\n")
         return 0
     if (
         chosen is None

@@ -58,6 +58,8 @@ def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
     fields["batch.position"] = Field("batch.position", sequence.row)
     if sequence.padding is not None:
         fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
+        if sequence.padding == 0 and "batch.padding_side" in fields:
+            fields["batch.padding_side"] = Field.moot("batch.padding_side", "this prompt was not padded")
     return fields
 
 

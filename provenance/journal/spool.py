@@ -16,9 +16,10 @@ import secrets
 import stat
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
+from zlib import crc32
 
 import orjson
 
@@ -29,6 +30,8 @@ from provenance.journal import frame, records
 SUFFIX = ".seg"
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SECONDS = 600.0
+# Bound once: this is the path that every call waits for.
+pack_head, pack_check, pack_tail = frame.HEAD.pack, frame.CHECK.pack, frame.TAIL.pack
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -127,37 +130,39 @@ class Journal:
         Raises JournalError where it could not be kept; the hole is remembered and reported.
         """
         payload = b"".join(pieces)
-        length = len(payload)
         salt_crc = self.salt_crc
-        crc = zlib.crc32(payload, salt_crc)
-        if self._holder == threading.get_ident():
+        crc = crc32(payload, salt_crc)  # the long part, before the lock
+        mine = get_ident()
+        if self._holder == mine:
             self.lost += 1  # a signal handler that infers, inside our own write: to wait would be for ever
             raise JournalError("a record inside another record's write was dropped")
         with self._lock:
-            self._holder = threading.get_ident()
+            self._holder = mine
             try:
                 if self.gap is not None:
                     self._report_gap()
                 if self.salt_crc != salt_crc:  # another segment meanwhile
-                    crc = zlib.crc32(payload, self.salt_crc)
+                    crc = crc32(payload, self.salt_crc)
                 seq = self.next_seq
                 self.next_seq = seq + 1
-                head = frame.HEAD.pack(self.marker, length, seq, kind, 0, frame.checksum(crc, seq, kind, 0, length))
-                self._write(seq, head, payload, frame.TAIL.pack(length))
+                self._write(kind, seq, payload, crc)
                 return seq
             finally:
                 self._holder = 0
 
-    def _write(self, seq: int, head: bytes, payload: bytes, tail: bytes) -> None:
-        total = len(head) + len(payload) + len(tail)
+    def _write(self, kind: int, seq: int, payload: bytes, crc: int) -> None:
+        """Hand one frame to the kernel in one call; what it does not take whole is cut off again."""
+        length = len(payload)
+        checksum = crc32(pack_check(seq, kind, 0, length), crc)
+        head = pack_head(self.marker, length, seq, kind, 0, checksum)
         try:
-            written = os.writev(self.descriptor, (head, payload, tail))
-            if written != total:
+            written = os.writev(self.descriptor, (head, payload, pack_tail(length)))
+            if written != length + frame.OVERHEAD:
                 raise OSError(28, "No space left on device")
         except OSError as error:
             self._dropped(seq, error)
             raise JournalError(f"record {seq} was not kept: {error.strerror}") from error
-        self.size += total
+        self.size += written
 
     def _dropped(self, seq: int, error: OSError) -> None:
         """Cut what a short write left behind, and remember the hole."""
@@ -179,11 +184,9 @@ class Journal:
             return
         document = orjson.dumps({"first": gap.first, "last": gap.last, "reason": gap.reason})
         payload = b"".join(records.note_payload("gap", bytes(32), document))
-        seq, length = self.next_seq, len(payload)
-        crc = frame.checksum(zlib.crc32(payload, self.salt_crc), seq, frame.GAP, 0, length)
-        head = frame.HEAD.pack(self.marker, length, seq, frame.GAP, 0, crc)
+        seq = self.next_seq
         try:
-            self._write(seq, head, payload, frame.TAIL.pack(length))
+            self._write(frame.GAP, seq, payload, crc32(payload, self.salt_crc))
         except JournalError:
             self.lost -= 1  # the gap record itself is no record of the caller's
             gap.last = max(gap.last, seq - 1)

@@ -18,10 +18,10 @@ from provenance.errors import KeyMismatch
 from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
 from provenance.store import codec, database, leaves, rolling, tables
-from provenance.store.rows import Bulk, Documents, Rows, write
+from provenance.store.rows import Bodies, Bulk, Documents, Rows, write
 
 LOG = 1
-PREVIEW = 200
+PREVIEW = 120
 INPUT_ROLES = {ROLE[name] for name in ("prompt.ids", "prompt.embeds", "prompt.media", "prompt.mask", "arguments")}
 OUTPUT_ROLES = {ROLE[name] for name in ("output.ids", "output.value", "output.media")}
 IN_TEXT, OUT_TEXT = (ROLE["prompt.text"], ROLE["arguments"]), (ROLE["output.text"], ROLE["output.value"])
@@ -90,6 +90,15 @@ class Ingest:
             batch.finish(segment, items, ended)
             return len(fresh)
 
+    def refuse(self, stream: Stream, segment: int, item: Item, reason: str) -> None:
+        """Step over a record that cannot be stored, and say so among the events; its segment is kept."""
+        with self.engine.begin() as connection:
+            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+            batch = Batch(bulk, self.key, self.key_id, stream)
+            batch.begin([item])
+            batch.event("alarm", item.record.seq, {"why": "the record cannot be stored", "reason": reason})
+            batch.finish(segment, [item], ended=False)
+
 
 class Batch:
     """One transaction's worth of records of one stream."""
@@ -98,6 +107,7 @@ class Batch:
         self.bulk, self.key, self.key_id, self.stream = bulk, key, key_id, stream
         self.rows = Rows()
         self.documents = Documents(bulk)
+        self.bodies = Bodies(bulk, self.rows)
         self.known: dict[int, bytes] = {}
         self.id = 0
         self.next_run = self.next_entry = 0
@@ -187,7 +197,7 @@ class Batch:
         else:
             leaf = self._note(record)
         kind = 1 if isinstance(record, Start) else 2 if isinstance(record, End) else 3
-        self.rows.entries.append((LOG, self.next_entry, self.id, record.seq, kind, leaf, digests.leaf_hash(leaf)))
+        self.rows.entries.append((LOG, self.next_entry, self.id, record.seq, kind, leaf))
         self.rows.ingested.append((self.id, record.seq, item.digest, LOG, self.next_entry))
         self.next_entry += 1
 
@@ -317,9 +327,7 @@ class Batch:
             commitments.append(commitment)
             body = None
             if not item.encoding & SEALED:
-                body = digests.body_key(self.key, item.data)
-                packed = codec.pack(item.data, item.encoding)
-                self.rows.bodies.append((body, month, packed[0], len(item.data), packed[1]))
+                body = self.bodies.number(digests.body_key(self.key, item.data), month, item)
             self.rows.refs.append(
                 (run["id"], run["started_at"], item.role, item.row, item.ret, item.part, item.encoding,
                  leaves.size(item), commitment, salt, body)
@@ -365,5 +373,5 @@ def _seen(record: Record, fallback: int) -> int:
 
 
 def frame_digest(kind: int, payload: bytes) -> bytes:
-    """Return the digest under which a frame counts as ingested: 32 bytes over kind and payload."""
-    return hashlib.sha256(kind.to_bytes(2, "little") + payload).digest()
+    """Return the digest under which a frame counts as ingested: 16 bytes over kind and payload."""
+    return hashlib.sha256(kind.to_bytes(2, "little") + payload).digest()[:16]

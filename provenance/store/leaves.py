@@ -1,20 +1,42 @@
 """The leaf of a journal record: the bytes that the log hashes, stored as they are hashed.
 
-A leaf holds identities, times, digests of fingerprints, the outcome, facts of the call and one commitment for
-each payload. It holds no content and no digest of content. It is a pure function of the frame and the stream,
-so a frame drained twice gives the same leaf (``tests/golden/`` holds one of each kind). An end's leaf names its
-start's.
+A leaf is the head of its record, with a commitment in place of each payload: identities, times, digests of
+fingerprints, outcome and facts of the call. It holds no content and no digest of content. It is a pure function
+of the frame and its stream, so a frame drained twice gives the same leaf (``tests/golden/`` holds one of each
+kind). An end's leaf names its start's, so the two cannot be parted. Little-endian:
+
+    version u8 · kind u8 · stream 16s · seq u64, then for
+    a start   run 16s · parent 16s · wall ns i64 · monotonic ns i64 · environment 32s · switches 32s ·
+              model 32s · load u32 · rows u32 · payloads u32 · facts size u32 · facts · payloads
+    an end    run 16s · start seq u64 · wall ns i64 · monotonic ns i64 · duration ns i64 · status u32 ·
+              settings 32s · weights 32s · start's leaf hash 32s · sequences u32 · payloads u32 · facts size u32 ·
+              facts · sequences · payloads
+    a note    code u8 · digest 32s · SHA-256 of its document 32s
+    a payload role u8 · encoding u8 · part u16 · row u32 · return u32 · size u64 · commitment 32s
+
+`describe` reads one back for people.
 """
 
+import hashlib
+import struct
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
-from provenance.facts import ROLES, SEALED, STATUSES, End, Noted, Payload, SequenceEnd, Start
+from provenance.facts import FINISHES, NOTES, ROLES, SEALED, SEQUENCE, STATUSES, End, Noted, Payload, SequenceEnd, Start
 from provenance.integrity import digests
-from provenance.integrity.canonical import canonical, named, plain
+from provenance.integrity.canonical import named
 
-NOTHING = bytes(32)
+VERSION = 1
+START, END, NOTE = 1, 2, 3
+HEAD = struct.Struct("<BB16sQ")
+START_BODY = struct.Struct("<16s16sqq32s32s32sIIII")
+END_BODY = struct.Struct("<16sQqqqI32s32s32sIII")
+NOTE_BODY = struct.Struct("<B32s32s")
+ENTRY = struct.Struct("<BBHIIQ32s")
+NOTE_CODES = {name: code for code, name in NOTES.items()}
 
 
 def commit(payload: Payload, seed: bytes) -> tuple[bytes, bytes]:
@@ -30,59 +52,93 @@ def size(payload: Payload) -> int:
     return int.from_bytes(payload.data[64:72], "little") if payload.encoding & SEALED else len(payload.data)
 
 
-def of_start(stream: bytes, record: Start, commitments: list[bytes]) -> bytes:
+def of_start(stream: bytes, record: Start, commitments: Sequence[bytes]) -> bytes:
     """Return the leaf of a start record."""
-    request = record.request
-    return canonical(
-        {
-            "v": 1, "kind": "start", "stream": stream.hex(), "seq": record.seq,
-            "run": str(uuid.UUID(bytes=request.run_id)),
-            "parent": None if request.parent == bytes(16) else str(uuid.UUID(bytes=request.parent)),
-            "wall_ns": str(request.wall_ns), "mono_ns": str(request.mono_ns),
-            "environment": named(request.environment), "switches": named(request.switches),
-            "model": None if request.model == NOTHING else named(request.model),
-            "load": request.load, "rows": request.rows,
-            "facts": plain(orjson.loads(request.facts)),
-            "commitments": _commitments(request.payloads, commitments),
-        }
+    r = record.request
+    body = START_BODY.pack(
+        r.run_id, r.parent, r.wall_ns, r.mono_ns, r.environment, r.switches, r.model, r.load, r.rows,
+        len(r.payloads), len(r.facts),
     )  # fmt: skip
+    return HEAD.pack(VERSION, START, stream, record.seq) + body + r.facts + _entries(r.payloads, commitments)
 
 
-def of_end(stream: bytes, record: End, start_leaf: bytes, commitments: list[bytes]) -> bytes:
+def of_end(stream: bytes, record: End, start_leaf: bytes, commitments: Sequence[bytes]) -> bytes:
     """Return the leaf of an end record. ``start_leaf`` is the leaf hash of its start."""
-    output = record.output
-    return canonical(
-        {
-            "v": 1, "kind": "end", "stream": stream.hex(), "seq": record.seq,
-            "run": str(uuid.UUID(bytes=output.run_id)), "start_seq": output.start_seq, "start": start_leaf.hex(),
-            "wall_ns": str(output.wall_ns), "mono_ns": str(output.mono_ns), "duration_ns": str(output.duration_ns),
-            "status": STATUSES[output.status],
-            "settings": None if output.settings == NOTHING else named(output.settings),
-            "weights": None if output.weights == NOTHING else named(output.weights),
-            "facts": plain(orjson.loads(output.facts)),
-            "sequences": [_sequence(item) for item in output.sequences],
-            "commitments": _commitments(output.payloads, commitments),
-        }
+    o = record.output
+    body = END_BODY.pack(
+        o.run_id, o.start_seq, o.wall_ns, o.mono_ns, o.duration_ns, o.status, o.settings, o.weights, start_leaf,
+        len(o.sequences), len(o.payloads), len(o.facts),
     )  # fmt: skip
+    table = b"".join(SEQUENCE.pack(*item) for item in o.sequences)
+    return HEAD.pack(VERSION, END, stream, record.seq) + body + o.facts + table + _entries(o.payloads, commitments)
 
 
 def of_note(stream: bytes, record: Noted) -> bytes:
-    """Return the leaf of a fingerprint, a binding, a gap or another note: its document's digest binds it."""
-    return canonical(
-        {
-            "v": 1, "kind": record.kind, "stream": stream.hex(), "seq": record.seq, "digest": named(record.digest),
-            "document": digests.file_digest(record.document),
-        }
-    )  # fmt: skip
+    """Return the leaf of a fingerprint, a binding, a gap or another note: the digest of its document binds it."""
+    body = NOTE_BODY.pack(NOTE_CODES[record.kind], record.digest, hashlib.sha256(record.document).digest())
+    return HEAD.pack(VERSION, NOTE, stream, record.seq) + body
 
 
-def _commitments(payloads: tuple[Payload, ...], values: list[bytes]) -> list[object]:
-    return [
-        [ROLES.get(item.role, str(item.role)), item.row, item.ret, item.part, size(item), value.hex()]
-        for item, value in zip(payloads, values, strict=True)
-    ]
+def _entries(payloads: Sequence[Payload], commitments: Sequence[bytes]) -> bytes:
+    return b"".join(
+        ENTRY.pack(p.role, p.encoding & ~SEALED, p.part, p.row, p.ret, size(p), value)
+        for p, value in zip(payloads, commitments, strict=True)
+    )
 
 
-def _sequence(item: SequenceEnd) -> list[object]:
-    numbers: list[object] = [item.row, item.ret, item.n_input, item.n_output, item.padding, item.finish]
-    return [*numbers, plain(item.margin), item.margin_at]
+# -- reading back -----------------------------------------------------------------------------------
+
+
+def describe(leaf: bytes) -> dict[str, Any]:
+    """Return what a leaf says, in words.
+
+    Raises ValueError or struct.error for bytes that are no leaf of this version.
+    """
+    version, kind, stream, seq = HEAD.unpack_from(leaf)
+    if version != VERSION or kind not in (START, END, NOTE):
+        raise ValueError(f"no leaf: version {version}, kind {kind}")
+    said: dict[str, Any] = {"stream": stream.hex(), "seq": seq}
+    if kind == NOTE:
+        code, digest, document = NOTE_BODY.unpack_from(leaf, HEAD.size)
+        return said | {"kind": NOTES[code], "digest": named(digest), "document": "sha256:" + document.hex()}
+    return said | (_describe_start(leaf) if kind == START else _describe_end(leaf))
+
+
+def _describe_start(leaf: bytes) -> dict[str, Any]:
+    run, parent, wall, mono, environment, switches, model, load, rows, count, facts = START_BODY.unpack_from(
+        leaf, HEAD.size
+    )
+    place = HEAD.size + START_BODY.size
+    return {
+        "kind": "start", "run": str(uuid.UUID(bytes=run)), "parent": str(uuid.UUID(bytes=parent)), "wall_ns": wall,
+        "mono_ns": mono, "environment": named(environment), "switches": named(switches), "model": named(model),
+        "load": load, "rows": rows, "facts": orjson.loads(leaf[place : place + facts]),
+        "payloads": _describe_entries(leaf, place + facts, count),
+    }  # fmt: skip
+
+
+def _describe_end(leaf: bytes) -> dict[str, Any]:
+    (run, start_seq, wall, mono, duration, status, settings, weights, start, many, count, facts) = END_BODY.unpack_from(
+        leaf, HEAD.size
+    )
+    place = HEAD.size + END_BODY.size
+    table = place + facts
+    rows = [SequenceEnd(*SEQUENCE.unpack_from(leaf, table + n * SEQUENCE.size)) for n in range(many)]
+    return {
+        "kind": "end", "run": str(uuid.UUID(bytes=run)), "start_seq": start_seq, "wall_ns": wall, "mono_ns": mono,
+        "duration_ns": duration, "status": STATUSES[status], "settings": named(settings), "weights": named(weights),
+        "start_leaf": start.hex(), "facts": orjson.loads(leaf[place:table]),
+        "sequences": [row._asdict() | {"finish": FINISHES[row.finish]} for row in rows],
+        "payloads": _describe_entries(leaf, table + many * SEQUENCE.size, count),
+    }  # fmt: skip
+
+
+def _describe_entries(leaf: bytes, place: int, count: int) -> list[dict[str, Any]]:
+    found = []
+    for n in range(count):
+        role, encoding, part, row, ret, length, value = ENTRY.unpack_from(leaf, place + n * ENTRY.size)
+        found.append(
+            {"role": ROLES.get(role, str(role)), "encoding": encoding, "part": part, "row": row, "return": ret,
+             "size": length, "commitment": value.hex()}
+        )  # fmt: skip
+    return found

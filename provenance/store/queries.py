@@ -190,7 +190,7 @@ def _bodies(connection: Connection, run: int) -> list[Body]:
     query = (
         select(refs.c.role, refs.c.prompt_index, refs.c.return_index, refs.c.part, refs.c.encoding, refs.c.size,
                payloads.c.codec, payloads.c.data)
-        .select_from(refs.join(payloads, payloads.c.body == refs.c.body))
+        .select_from(refs.join(payloads, payloads.c.id == refs.c.body))
         .where(refs.c.run == run)
         .order_by(refs.c.role, refs.c.prompt_index, refs.c.return_index, refs.c.part)
     )  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 from sqlalchemy import Table
 
-from provenance.facts import Field, Fingerprint, Noted, State, WeightsManifest
-from provenance.integrity.canonical import named
-from provenance.store import tables
+from provenance.facts import Field, Fingerprint, Noted, Payload, State, WeightsManifest
+from provenance.integrity.canonical import named, plain
+from provenance.store import codec, tables
 
 NOTHING = bytes(32)
 NAME_CHARS = 200
@@ -90,7 +90,7 @@ def write(bulk: Bulk, rows: Rows) -> None:
         [[row.get(name) for name in (*SEQUENCE_UPDATE, *keys)] for row in rows.old_sequences.values()],
     )  # fmt: skip
     bulk.insert(tables.run_tags, rows.tags, ignore=True)
-    bulk.insert(tables.payloads, rows.bodies, ignore=True)
+    bulk.insert(tables.payloads, rows.bodies)
     bulk.insert(tables.payload_refs, rows.refs)
     bulk.insert(tables.ingested, rows.ingested)
     bulk.insert(tables.log_entries, rows.entries)
@@ -98,6 +98,32 @@ def write(bulk: Bulk, rows: Rows) -> None:
         part.clear()
     for group in (rows.tags, rows.refs, rows.bodies, rows.ingested, rows.entries):
         group.clear()
+
+
+class Bodies:
+    """Bodies of payloads, stored once a month however many runs refer to them."""
+
+    def __init__(self, bulk: Bulk, rows: Rows) -> None:
+        self.bulk, self.rows = bulk, rows
+        self._next = 0
+        self._numbers: dict[tuple[bytes, int], int] = {}
+
+    def number(self, key: bytes, month: int, payload: Payload) -> int:
+        """Return the number of a body, storing it at first sight."""
+        found = self._numbers.get((key, month))
+        if found is None:
+            rows = self.bulk.run("select id from payloads where key=? and month=?", (key, month))
+            found = rows[0][0] if rows else self._store(key, month, payload)
+            self._numbers[key, month] = found
+        return found
+
+    def _store(self, key: bytes, month: int, payload: Payload) -> int:
+        if not self._next:
+            self._next = int(self.bulk.run("select coalesce(max(id), 0) + 1 from payloads")[0][0])
+        number, self._next = self._next, self._next + 1
+        codec_number, data = codec.pack(payload.data, payload.encoding)
+        self.rows.bodies.append((number, month, key, codec_number, len(payload.data), data))
+        return number
 
 
 # -- documents that are stored once and referred to by number ----------------------------------------
@@ -184,6 +210,15 @@ class Documents:
 def _field(number: int, item: Field) -> tuple[object, ...]:
     value = None
     if item.state is State.VALUE:
-        value = item.value if isinstance(item.value, str) else orjson.dumps(item.value, default=str).decode()
+        value = _text(item.value)
         value = value.replace("\0", "\u2400").encode("utf-8", "replace").decode()
     return (number, item.name[:NAME_CHARS], value, item.state.value, item.reason or None, item.source or None)
+
+
+def _text(value: object) -> str:
+    """Write a field's value as text for SQL: JSON, but for plain text, and for numbers that JSON cannot hold."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return orjson.dumps(plain(value)).decode()

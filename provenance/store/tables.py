@@ -66,6 +66,7 @@ fingerprint_fields = Table(
     Column("reason", Text),
     Column("source", Text),
     Index("fingerprint_fields_name", "name", "fingerprint"),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 weights = Table(
@@ -88,6 +89,7 @@ weight_entries = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
     Index("weight_entries_sha256", "sha256"),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 runs = Table(
@@ -133,6 +135,7 @@ run_tags = Table(
     Column("key", String(200), primary_key=True),
     Column("value", Text, nullable=False),
     Index("run_tags_key", "key", "value"),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 sequences = Table(
@@ -152,6 +155,7 @@ sequences = Table(
     Column("input_preview", Text),
     Column("output_preview", Text),
     Index("sequences_input_key", "input_key"),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 codecs = Table(
@@ -174,17 +178,20 @@ payload_refs = Table(
     Column("size", BigInteger, nullable=False),
     Column("commitment", LargeBinary(32), nullable=False),
     Column("salt", LargeBinary(32)),
-    Column("body", LargeBinary(32)),
+    Column("body", Key),
     Index("payload_refs_body", "body"),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 payloads = Table(
     "payloads", metadata,
-    Column("body", LargeBinary(32), primary_key=True),
+    Column("id", Key, primary_key=True, autoincrement=False),
     Column("month", Integer, primary_key=True, autoincrement=False),
+    Column("key", LargeBinary(32), nullable=False),
     Column("codec", Integer, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
+    Index("payloads_key", "key", "month"),
 )  # fmt: skip
 
 equal_inputs = Table(
@@ -210,13 +217,14 @@ equal_outputs = Table(
     Column("runs", BigInteger, nullable=False),
     Column("first_run", Key, nullable=False),
     Column("last_run", Key, nullable=False),
+    sqlite_with_rowid=False,
 )  # fmt: skip
 
 ingested = Table(
     "ingested", metadata,
     Column("stream", Key, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("frame_digest", LargeBinary(32), nullable=False),
+    Column("frame_digest", LargeBinary(16), nullable=False),
     Column("log", Integer, nullable=False),
     Column("idx", BigInteger, nullable=False),
     sqlite_with_rowid=False,
@@ -230,7 +238,6 @@ log_entries = Table(
     Column("seq", BigInteger, nullable=False),
     Column("kind", SmallInteger, nullable=False),
     Column("leaf", LargeBinary, nullable=False),
-    Column("leaf_hash", LargeBinary(32), nullable=False),
 )  # fmt: skip
 
 checkpoints = Table(
