@@ -87,7 +87,7 @@ class Field:
     @classmethod
     def read(cls, name: str, form: Mapping[str, object]) -> "Field":
         """Read what ``document`` wrote."""
-        reason, source = str(form.get("reason", "")), str(form.get("source", ""))
+        reason, source = str(restore(form.get("reason", ""))), str(form.get("source", ""))
         if "value" in form:
             return cls(name, restore(form["value"]), State.VALUE, reason, source)
         return cls(name, None, State(str(form.get("state", "unknown"))), reason, source)

@@ -6,6 +6,7 @@ waits for one `writev` and nothing else.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import socket
@@ -283,6 +284,31 @@ def _open() -> None:
 def refused() -> str:
     """Return why nothing is recorded, or an empty text."""
     return str(_state["refused"])
+
+
+class Harmless:
+    """A block of our own work inside the user's call: what goes wrong in it is counted and goes no further.
+
+    >>> with Harmless("an example"):
+    ...     raise LookupError
+    """
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):  # nothing, or an interrupt that is the user's
+            return False
+        recorder: Recorder | None = _state["recorder"]
+        if recorder is not None:
+            with contextlib.suppress(Exception):  # a log handler that raises
+                recorder.failed(self.where, error)
+        return True
 
 
 def _after_fork() -> None:

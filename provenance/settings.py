@@ -82,10 +82,12 @@ def places(settings: Settings, environ: Mapping[str, str] | None = None) -> Plac
     Raises BadSetting for a URL that names no database we can use.
     """
     environ = os.environ if environ is None else environ
-    key = Path(settings.key_file).expanduser() if settings.key_file else config_home(environ) / "provenance" / "key"
+    key = _path(settings.key_file) if settings.key_file else config_home(environ) / "provenance" / "key"
     database = embedded(settings.db) if settings.db else data_home(environ) / "provenance" / "provenance.db"
+    if database is not None and not database.name:
+        raise BadSetting(f"the database {database} is a folder; name a file in it.")
     if settings.spool:
-        spool = Path(settings.spool).expanduser().absolute()
+        spool = _path(settings.spool)
     elif database is not None:
         spool = database.with_name(database.name + ".spool")
     else:
@@ -95,6 +97,13 @@ def places(settings: Settings, environ: Mapping[str, str] | None = None) -> Plac
     return Places(url, database, spool, key.absolute())
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise BadSetting(f"the path {text} cannot be resolved: {error}") from None
+
+
 def embedded(text: str) -> Path | None:
     """Return the file of a SQLite path or URL, or None for a server.
 
@@ -102,7 +111,7 @@ def embedded(text: str) -> Path | None:
     """
     scheme, mark, rest = text.partition("://")
     if not mark:
-        return Path(text).expanduser().absolute()
+        return _path(text)
     if scheme in ("sqlite", "sqlite+pysqlite"):
         if not rest.startswith("/") or rest in ("", "/", "/:memory:"):
             raise BadSetting(
@@ -162,7 +171,7 @@ def _home(environ: Mapping[str, str], variable: str, default: str) -> Path:
 
 def _toml(environ: Mapping[str, str]) -> dict[str, object]:
     named = environ.get("PROVENANCE_CONFIG", "")
-    path = Path(named).expanduser() if named else config_home(environ) / "provenance" / "config.toml"
+    path = _path(named) if named else config_home(environ) / "provenance" / "config.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
-from sqlalchemy.exc import DBAPIError
 
 from provenance.errors import BadSegment, ProvenanceError, SpoolRefused
 from provenance.facts import Noted
@@ -94,6 +93,9 @@ class Drain:
         scan = self._scan(path)
         if scan is None:
             return 0
+        # The list of segments may be older than a rotation: a stream that goes on has not ended.
+        stream, index = scan.header.stream.stream_id, scan.header.index
+        sealed = sealed or spool.segment_path(path.parent, stream, index + 1).exists()
         before = time.monotonic()
         moved = 0
         whole = True
@@ -134,21 +136,24 @@ class Drain:
                 detail = orjson.dumps({"first": seq, "last": seq, "reason": str(error)})
                 record = Noted(seq, "gap", bytes(32), detail)
             items.append(Item(record, frame_digest(kind, payload), end))
+        told = len(scan.damage)
         try:
-            return self.ingest.write(scan.header.stream, scan.header.index, items)
-        except (OSError, DBAPIError):
-            raise  # the store's trouble: everything waits
-        except Exception:
+            moved = self.ingest.write(scan.header.stream, scan.header.index, items, damage=scan.damage[scan.told :])
+        except Exception as error:
+            if database.failed(self.ingest.engine, error):
+                raise  # everything waits
             return sum(self._write_one(scan, item) for item in items)
+        scan.told = told
+        return moved
 
     def _write_one(self, scan: Scan, item: Item) -> int:
         """Write one record of a batch that failed: one that cannot be stored must not hold up all that follow."""
         stream, segment = scan.header.stream, scan.header.index
         try:
             return self.ingest.write(stream, segment, [item])
-        except (OSError, DBAPIError):
-            raise
         except Exception as error:
+            if database.failed(self.ingest.engine, error):
+                raise
             log.warning("record %d cannot be stored: %s: %s", item.record.seq, type(error).__name__, error)
             self.ingest.refuse(stream, segment, item, f"{type(error).__name__}: {error}")
             scan.damage.append(Damage(item.end, item.end, item.record.seq))  # so the segment is set aside, not unlinked
@@ -156,8 +161,9 @@ class Drain:
 
     def _retire(self, path: Path, scan: Scan, ended: bool) -> None:
         """Let go of a segment that nobody appends to: unlink it, or set it aside if bytes in it were damaged."""
-        self.ingest.write(scan.header.stream, scan.header.index, [], ended=ended, damage=list(scan.damage))
-        if scan.damage:
+        stream, index = scan.header.stream, scan.header.index
+        self.ingest.write(stream, index, [], ended=ended, damage=scan.damage[scan.told :])
+        if scan.damage or self.ingest.hurt(stream, index):  # by an earlier writer, perhaps
             path.rename(path.with_suffix(".damaged"))
         else:
             path.unlink(missing_ok=True)
@@ -281,6 +287,7 @@ def waiting(where: Places) -> int:
         try:
             engine = database.reading(where.url, where.database)
             ingest = database.positions(engine)
+            engine.dispose()
         except ProvenanceError:
             ingest = None
     count = 0

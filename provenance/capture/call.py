@@ -149,6 +149,7 @@ class Call:
         """Write the end record of a call that raised, was cancelled or was dropped."""
         if status is None:
             status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
+            status = ABANDONED if isinstance(error, GeneratorExit) else status
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         text = str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass")
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
@@ -175,7 +176,8 @@ class Call:
 
 def dumps(facts: dict[str, Any]) -> bytes:
     """Serialise the small document of facts. Fields stand in it with state and source, all else as it is."""
-    return orjson.dumps(facts, default=_default, option=orjson.OPT_NON_STR_KEYS)
+    # A Field is a dataclass, which orjson would write its own way.
+    return orjson.dumps(facts, default=_default, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
 def _default(value: object) -> object:

@@ -17,6 +17,8 @@ import struct
 import sys
 from typing import Any, NamedTuple
 
+from provenance.recorder import Harmless
+
 VERSION = 1
 PROCESSED = 1
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3, "float64": 4}
@@ -44,6 +46,7 @@ class Observer:
         self.prompt_length: int | None = None
         self.mask: Any = None
         self.processors: list[str] = []
+        self.criteria = False  # the caller's own stopping criteria, which may end one row before the others
         self._parts: dict[str, list[Any]] = {"ids": [], "logits": [], "sums": [], "ids2": [], "scores2": []}
         self._done: dict[str, list[Any]] = {name: [] for name in self._parts}
 
@@ -132,12 +135,12 @@ def _class(base: type) -> type:
 
         def call(self: Any, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             observer = self.provenance_observer
-            torch = sys.modules["torch"]
-            observer.look(torch, scores)
-            if not len(self):
-                return base.__call__(self, input_ids, scores, **kwargs)
+            with Harmless("the logits of a token"):
+                observer.look(sys.modules["torch"], scores)
             processed = base.__call__(self, input_ids, scores, **kwargs)
-            observer.look_again(processed)
+            if len(self):
+                with Harmless("the scores of a token"):
+                    observer.look_again(processed)
             return processed
 
         _classes[base] = type("ObservedLogitsProcessorList", (base,), {"__call__": call})

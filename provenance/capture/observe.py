@@ -15,7 +15,7 @@ from provenance.capture.evidence import Observer, observe, tensor_bytes
 from provenance.capture.models import MODELS, Watched
 from provenance.capture.transformers import Inputs, read_inputs, read_outputs
 from provenance.facts import OCTETS, ROLE, Field, Payload
-from provenance.recorder import Recorder
+from provenance.recorder import Harmless, Recorder
 
 RUNTIME = "transformers"
 LOOPS = ("greedy_search", "sample")
@@ -39,23 +39,24 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _watching()
-        if recorder is None:
-            return original(self, *args, **kwargs)
-        state = _begin(recorder, self, {**dict(zip(names, args, strict=False)), **kwargs}, own)
+        state: State | None = None
+        with Harmless("the start of a call"):
+            recorder = _watching()
+            if recorder is not None:
+                state = _begin(recorder, self, {**dict(zip(names, args, strict=False)), **kwargs}, own)
         if state is None:
             return original(self, *args, **kwargs)
         token = ACTIVE.set(state.call)
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            state.call.mark()
-            _guarded(recorder, functools.partial(_fail, recorder, state, self, error))
+            with Harmless("the end of a call"):
+                _fail(state, self, error)
             raise
         finally:
             ACTIVE.reset(token)
-        state.call.mark()
-        _guarded(recorder, functools.partial(_finish, recorder, state, self, result))
+        with Harmless("the end of a call"):
+            _finish(state, self, result)
         return result
 
     generate.provenance_original = original  # type: ignore[attr-defined]
@@ -68,14 +69,11 @@ def seam(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def processors(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
-        call = ACTIVE.get()
-        if call is None or call.model is not self or call.observer is None:
-            return made
-        try:
-            return _look_on(call.observer, made, args, kwargs)
-        except Exception as error:
-            call.recorder.failed("the settings of a call", error)
-            return made
+        with Harmless("the settings of a call"):
+            call = ACTIVE.get()
+            if call is not None and call.model is self and call.observer is not None:
+                return _look_on(call.observer, made, args, kwargs)
+        return made
 
     processors.provenance_original = original  # type: ignore[attr-defined]
     return processors
@@ -92,32 +90,22 @@ def _watching() -> Recorder | None:
     return recorders.current()
 
 
-def _guarded(recorder: Recorder, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception as error:
-        recorder.failed("the end of a call", error)
-
-
-def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -> State | None:
-    try:
+def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -> State:
+    known = MODELS.look(recorder, model)
+    if known.tokenizer is None and request.get("tokenizer") is not None:
+        MODELS.know_tokenizer(model, request["tokenizer"])
         known = MODELS.look(recorder, model)
-        if known.tokenizer is None and request.get("tokenizer") is not None:
-            MODELS.know_tokenizer(model, request["tokenizer"])
-            known = MODELS.look(recorder, model)
-        inputs = read_inputs(model, request, known.tokenizer)
-        observer = Observer(recorder.settings.evidence)
-        if own:
-            observer.reason = observer.reason or f"{type(model).__name__} has a generate of its own"
-        call = Call(recorder, RUNTIME, "generate", model)
-        call.observer = observer
-        state = State(call, known, inputs, request, observer)
-        facts = {**inputs.facts, "context.load": known.load, **_random(state, model)}
-        call.begin(tuple(inputs.payloads), facts, inputs.rows, known.fingerprint, known.load)
-        return state
-    except Exception as error:
-        recorder.failed("the start of a call", error)
-        return None
+    inputs = read_inputs(model, request, known.tokenizer)
+    observer = Observer(recorder.settings.evidence)
+    if own:
+        observer.reason = observer.reason or f"{type(model).__name__} has a generate of its own"
+    observer.criteria = request.get("stopping_criteria") is not None
+    call = Call(recorder, RUNTIME, "generate", model)
+    call.observer = observer
+    state = State(call, known, inputs, request, observer)
+    facts = {**inputs.facts, "context.load": known.load, **_random(state, model)}
+    call.begin(tuple(inputs.payloads), facts, inputs.rows, known.fingerprint, known.load)
+    return state
 
 
 def _random(state: State, model: Any) -> dict[str, Any]:
@@ -145,8 +133,9 @@ def _look_on(observer: Observer, made: Any, args: tuple[Any, ...], kwargs: Mappi
     return observe(made, observer)
 
 
-def _finish(recorder: Recorder, state: State, model: Any, result: Any) -> None:
+def _finish(state: State, model: Any, result: Any) -> None:
     observer, call, known = state.observer, state.call, state.known
+    call.mark()
     assisted = state.request.get("assistant_model") is not None or state.request.get("custom_generate") is not None
     if assisted:
         which = "assisted decoding" if state.request.get("assistant_model") is not None else "a custom decoding loop"
@@ -166,13 +155,14 @@ def _finish(recorder: Recorder, state: State, model: Any, result: Any) -> None:
     sequences = outputs.sequences
     if assisted:
         sequences = tuple(item._replace(margin=math.nan) for item in sequences)
-    call.finish(sequences, tuple(payloads), facts, recorder.fingerprint(settings), _root(state))
+    call.finish(sequences, tuple(payloads), facts, call.recorder.fingerprint(settings), _root(state))
 
 
-def _fail(recorder: Recorder, state: State, model: Any, error: BaseException) -> None:
+def _fail(state: State, model: Any, error: BaseException) -> None:
+    state.call.mark()
     own = getattr(model, "generation_config", None)
     settings = generation.settings(state.request, own, state.observer, "the call failed before it decoded")
-    state.call.fail(error, None, recorder.fingerprint(settings), _root(state))
+    state.call.fail(error, None, state.call.recorder.fingerprint(settings), _root(state))
 
 
 def _root(state: State) -> bytes:

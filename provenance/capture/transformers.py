@@ -217,7 +217,7 @@ def read_outputs(model: Any, result: Any, inputs: Inputs, observer: Observer, to
     start = _prompt_length(torch, whole, inputs, observer)
     new = whole[:, start:]
     config = observer.config or getattr(model, "generation_config", None)
-    lengths, finishes = _ends(torch, new, config, start)
+    lengths, finishes = _ends(torch, new, config, start, _pads(observer, config, count))
     evidence, why = _evidence(torch, model, observer, lengths)
     ends, payloads = [], []
     for index in range(count):
@@ -273,11 +273,26 @@ def _prompt_length(torch: Any, whole: Any, inputs: Inputs, observer: Observer) -
     return inputs.width if tensor_bytes(head) == inputs.ids[0] else 0
 
 
-def _ends(torch: Any, new: Any, config: Any, start: int) -> tuple[list[int], list[int]]:
-    """Return the length of each output without the padding that follows it, and why it ended."""
+def _end_tokens(config: Any) -> list[int]:
     eos = getattr(config, "eos_token_id", None)
-    ends = [int(e) for e in (eos if isinstance(eos, (list, tuple)) else [eos]) if isinstance(e, int)]
-    pad = getattr(config, "pad_token_id", None)
+    return [int(e) for e in (eos if isinstance(eos, (list, tuple)) else [eos]) if isinstance(e, int)]
+
+
+def _pads(observer: Observer, config: Any, count: int) -> bool:
+    """Say whether padding can follow an output that ended without an end token; else such tokens are output.
+
+    A row is padded while others go on, so there must be others, and something that ends one row alone.
+    """
+    if count == 1:
+        return False
+    alone = observer.criteria or bool(getattr(config, "stop_strings", None))
+    return observer.config is None or (alone and bool(_end_tokens(config)))
+
+
+def _ends(torch: Any, new: Any, config: Any, start: int, pads: bool) -> tuple[list[int], list[int]]:
+    """Return the length of each output without the padding that follows it, and why it ended."""
+    ends = _end_tokens(config)
+    pad = getattr(config, "pad_token_id", None) if pads else None
     width = int(new.shape[1])
     limit = getattr(config, "max_length", None)
     full = limit is not None and start + width >= int(limit)

@@ -207,4 +207,6 @@ FIELDS: tuple[Spec, ...] = (
     Spec("context.argv_digest", "runtime_engine", "environment", "process", "none", 0, "never", "none", "noise"),
     Spec("context.user_label", "runtime_engine", "environment", "call", "none", 0, "never", "none", "noise"),
     Spec("context.call_index", "runtime_engine", "environment", "call", "none", 1, "always", "none", "first call compiles, warms up and autotunes: group by first vs later"),
+    Spec("context.load", "runtime_engine", "environment", "call", "none", 0, "never", "none", "which load of the model in its process"),
+    Spec("context.host", "runtime_engine", "environment", "process", "none", 0, "never", "none", "which host, by a keyed digest"),
 )

@@ -29,7 +29,7 @@ def load(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not make us wait
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):

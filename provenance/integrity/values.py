@@ -16,6 +16,7 @@ value's own is run: no ``__repr__``, ``__iter__`` or ``__getattr__`` written in 
 """
 
 import base64
+import ctypes
 import functools
 import math
 import re
@@ -33,8 +34,19 @@ ARRAY_BYTES = 65536
 REPR_CHARS = 200
 # An address says nothing and differs from process to process.
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Types of these modules print themselves without surprises; anybody else's __repr__ is never called.
-TRUSTED = {"builtins", "datetime", "decimal", "enum", "fractions", "pathlib", "re", "types", "uuid", "torch", "numpy"}
+# A value that shares its parts may unfold without end: what lies beyond this many containers is cut.
+CONTAINERS_MOST = 250_000
+# Types that print themselves without surprises; anybody else's __repr__ is never called. Whatever prints what it
+# holds (a view of a dict, an exception, a bound method, an array of objects) is not among them.
+TRUSTED = {"decimal", "enum", "fractions", "pathlib", "re", "uuid", "numpy.dtypes"}
+PRINTABLE = {
+    "builtins": {"builtin_function_or_method", "ellipsis", "function", "generator", "coroutine", "NotImplementedType",
+                 "object", "range", "type"},
+    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
+    "numpy": {"bool", "bool_", "complex64", "complex128", "datetime64", "float16", "float32", "float64", "int8",
+              "int16", "int32", "int64", "longdouble", "timedelta64", "uint8", "uint16", "uint32", "uint64"},
+    "torch": {"device", "dtype", "layout", "memory_format", "Generator"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ def encode(value: object) -> bytes:
     b'[1,{"$":"dict","v":[["a",{"$":"tuple","v":[1,{"$":"f8","v":"'
     """
     try:
-        return orjson.dumps([VERSION, _encode(value, 0, [])])
+        return orjson.dumps([VERSION, _encode(value, 0, Above())])
     except Exception as error:  # a hostile object: name its type, keep the promise
         cut = {"$": "object", "type": _name(type(value)), "v": f"not encoded: {type(error).__name__}"}
         return orjson.dumps([VERSION, cut])
@@ -73,24 +85,45 @@ def decode(data: bytes) -> object:
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def _encode(value: Any, depth: int, above: list[int]) -> object:
+class Above(list[int]):
+    """The containers that a value lies in, by identity, and how many more may be unfolded."""
+
+    left = CONTAINERS_MOST
+
+
+def _encode(value: Any, depth: int, above: Above) -> object:
     kind = type(value)
     if value is None or kind is bool:
         return value
     scalar = SCALARS.get(kind)
     if scalar is not None:
         return scalar(value)
-    if kind in CONTAINERS:
-        if id(value) in above:
-            return {"$": "cycle", "v": len(above) - above.index(id(value))}
-        if depth >= DEEP:
-            return _flatten(value, above)
-        above.append(id(value))
-        try:
-            return _container(value, lambda item: _encode(item, depth + 1, above))
-        finally:
-            above.pop()
-    return _other(value, depth, above)
+    base = _base(kind)
+    if base is None:
+        return _other(value)
+    if id(value) in above:
+        return {"$": "cycle", "v": len(above) - above.index(id(value))}
+    if depth >= DEEP:
+        return _flatten(value, above)
+    if above.left <= 0:
+        return _too_many(kind)
+    above.left -= 1
+    above.append(id(value))
+    try:
+        # The base class's own conversion: an overridden __iter__ is never run.
+        content = _container(_as_base(value, base), lambda item: _encode(item, depth + 1, above))
+    finally:
+        above.pop()
+    return content if kind is base else {"$": "sub", "type": _name(kind), "v": content}
+
+
+def _base(kind: type) -> type | None:
+    """Return the built-in container that a type is, or comes from."""
+    return kind if kind in CONTAINERS else next((base for base in CONTAINERS if issubclass(kind, base)), None)
+
+
+def _too_many(kind: type) -> object:
+    return {"$": "object", "type": _name(kind), "v": "not encoded: too many containers"}
 
 
 def _container(value: Any, inner: Callable[[Any], object]) -> object:
@@ -118,44 +151,48 @@ def _items(value: Any, inner: Callable[[Any], object]) -> list[object]:
     return [inner(item) for item in value]
 
 
-def _flatten(root: Any, above: list[int]) -> object:
+def _flatten(root: Any, above: Above) -> object:
     """Encode what lies too deep for a recursive reader as a table whose first row is the root."""
     rows: list[object] = []
-    queue: list[tuple[Any, int]] = [(root, -1)]
+    queue: list[Any] = []
     parents: list[int] = []
 
     def place(parent: int, item: Any) -> object:
-        if type(item) not in CONTAINERS:
-            return _encode(item, DEEP - 1, [])
-        if id(item) in above:
-            return {"$": "cycle", "v": 0}
+        base = _base(type(item))
+        if base is None:
+            return _encode(item, DEEP - 1, above)
         walk = parent
-        while walk >= 0:
-            if queue[walk][0] is item:
-                return {"$": "cycle", "v": 0}
+        while walk >= 0 and queue[walk] is not item:
             walk = parents[walk]
-        queue.append((item, parent))
-        return {"$": "at", "v": len(queue) - 1}
-
-    index = 0
-    while index < len(queue):
-        item, parent = queue[index]
+        if walk >= 0 or id(item) in above:
+            return {"$": "cycle", "v": 0}
+        if above.left <= 0:
+            return _too_many(type(item))
+        above.left -= 1
+        queue.append(item)
         parents.append(parent)
-        rows.append(_container(item, functools.partial(place, index)))
-        index += 1
-    return {"$": "nodes", "v": rows}
+        at = {"$": "at", "v": len(queue) - 1}
+        return at if type(item) is base else {"$": "sub", "type": _name(type(item)), "v": at}
+
+    first = place(-1, root)
+    if not queue:
+        return first
+    while len(rows) < len(queue):
+        item = queue[len(rows)]
+        rows.append(_container(_as_base(item, _base(type(item))), functools.partial(place, len(rows))))
+    table = {"$": "nodes", "v": rows}
+    return table if type(root) in CONTAINERS else {"$": "sub", "type": _name(type(root)), "v": table}
 
 
-def _other(value: Any, depth: int, above: list[int]) -> object:
+def _other(value: Any) -> object:
     kind = type(value)
-    for base in (int, float, str, bytes, dict, list, tuple, set, frozenset):
+    for base in (int, float, str, bytes):
         if issubclass(kind, base):
-            try:
-                # The base class's own conversion: an overridden __iter__ is never run.
-                return {"$": "sub", "type": _name(kind), "v": _encode(_as_base(value, base), depth + 1, above)}
-            except Exception:
-                break
-    array = _array(value)
+            return {"$": "sub", "type": _name(kind), "v": SCALARS[base](_as_base(value, base))}
+    try:
+        array = _array(value)
+    except Exception as error:  # sparse, nested or on a device that is gone: the rest of the value stays
+        return {"$": "object", "type": _name(kind), "v": f"no bytes: {type(error).__name__}"}
     if array is not None:
         return array
     return {"$": "object", "type": _name(kind), "v": safe_repr(value)}
@@ -163,6 +200,8 @@ def _other(value: Any, depth: int, above: list[int]) -> object:
 
 def _as_base(value: Any, base: Any) -> object:
     """Return the value as its built-in base class holds it, through the base's own methods."""
+    if type(value) is base:
+        return value
     if base is dict:
         return dict(dict.items(value))
     if base in (list, tuple, set, frozenset):
@@ -180,9 +219,9 @@ def _array(value: Any) -> object:
         head = {"$": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
         if value.device.type != "cpu" or value.numel() * value.element_size() > ARRAY_BYTES:
             return {**head, "v": None}
-        value = value.detach().contiguous()
-        data = bytes(value.untyped_storage())[value.storage_offset() * value.element_size() :]
-        return {**head, "v": _base64(data[: value.numel() * value.element_size()])}
+        value = value.detach().resolve_conj().resolve_neg().contiguous()
+        # Not the storage's bytes: a slice shares the storage of the whole, and that is read byte by byte.
+        return {**head, "v": _base64(ctypes.string_at(value.data_ptr(), value.numel() * value.element_size()))}
     if module == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
         head = {"$": "array", "dtype": f"numpy.{value.dtype.str}", "shape": list(value.shape)}
         return {**head, "v": _base64(value.tobytes()) if value.nbytes <= ARRAY_BYTES else None}
@@ -191,13 +230,24 @@ def _array(value: Any) -> object:
 
 def safe_repr(value: object) -> str:
     """Return a short text of an object, if its type is known to print without running a stranger's code."""
-    if type(value).__module__.partition(".")[0] not in TRUSTED:
-        return ""
     try:
+        if not _prints_itself(value):
+            return ""
         text = ADDRESS.sub("", repr(value)[: 2 * REPR_CHARS])[:REPR_CHARS]
         return text.encode("utf-8", "backslashreplace").decode()
     except Exception as error:
         return f"no repr: {type(error).__name__}"
+
+
+def _prints_itself(value: object) -> bool:
+    kind = type(value)
+    module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__name__")
+    zone = getattr(value, "tzinfo", None) if module == "datetime" else None
+    if zone is not None and type(zone).__module__ not in ("datetime", "zoneinfo"):
+        return False
+    if module == "builtins" and isinstance(value, BaseException):
+        return all(type(x) is int or (type(x) is str and len(x) <= REPR_CHARS) for x in value.args)
+    return bool({module, module.partition(".")[0]} & TRUSTED) or name in PRINTABLE.get(module, ())
 
 
 def _name(kind: type) -> str:
@@ -269,9 +319,11 @@ def _unflatten(value: dict[str, Any]) -> Any:
             if tag == "at":
                 return built.pop(item["v"])
             if tag in ("tuple", "set", "frozenset"):
-                return MAKERS[tag](fill(part) for part in item["v"])
+                return MAKERS[tag]([fill(part) for part in item["v"]])
             if tag == "dict":
-                return {fill(key): fill(part) for key, part in item["v"]}
+                return {_key(fill(key)): fill(part) for key, part in item["v"]}
+            if tag == "sub":
+                return fill(item["v"])
             if tag is None:
                 return {key: fill(part) for key, part in item.items()}
         return _decode(item)
@@ -282,7 +334,20 @@ def _unflatten(value: dict[str, Any]) -> Any:
     return built[0]
 
 
-MAKERS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+def _key(value: Any) -> Any:
+    """Return a value that may be a key: a subclass of list that had a hash decodes to a list, which has none."""
+    try:
+        hash(value)
+    except TypeError:
+        return Cut(type(value).__name__, "a key of a type that has a hash of its own")
+    return value
+
+
+MAKERS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": lambda items: set(map(_key, items)),
+    "frozenset": lambda items: frozenset(map(_key, items)),
+}
 
 READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "f8": lambda item: struct.unpack(">d", bytes.fromhex(item["v"]))[0],
@@ -291,10 +356,8 @@ READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bytes": lambda item: base64.b64decode(item["v"]),
     "bytearray": lambda item: bytearray(base64.b64decode(item["v"])),
     "complex": lambda item: complex(_decode(item["v"][0]), _decode(item["v"][1])),
-    "tuple": lambda item: tuple(_decode(part) for part in item["v"]),
-    "set": lambda item: {_decode(part) for part in item["v"]},
-    "frozenset": lambda item: frozenset(_decode(part) for part in item["v"]),
-    "dict": lambda item: {_decode(key): _decode(part) for key, part in item["v"]},
+    **{tag: lambda item: MAKERS[item["$"]]([_decode(part) for part in item["v"]]) for tag in MAKERS},
+    "dict": lambda item: {_key(_decode(key)): _decode(part) for key, part in item["v"]},
     "sub": lambda item: _decode(item["v"]),
     "array": lambda item: Cut(item["dtype"], f"shape {item['shape']}"),
     "nodes": _unflatten,

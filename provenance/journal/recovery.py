@@ -47,6 +47,7 @@ class Scan:
     damage: list[Damage]
     mark: bytes
     crc: int
+    told: int = 0  # how much of the damage its reader has written down
 
     def frames(self, sealed: bool = False) -> Iterator[Frame]:
         """Yield whole frames; stop at the end, or at a tail that may still be being written.

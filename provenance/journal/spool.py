@@ -77,6 +77,11 @@ def segments(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+def segment_path(folder: Path, stream: bytes, index: int) -> Path:
+    """Return where a segment of a stream lies."""
+    return folder / f"{stream.hex()}-{index:06d}{SUFFIX}"
+
+
 def alive(path: Path) -> bool:
     """Say whether a process still appends to this segment."""
     try:
@@ -152,7 +157,7 @@ class Journal:
 
     def _write(self, kind: int, seq: int, payload: bytes, crc: int) -> None:
         """Hand one frame to the kernel in one call; what it does not take whole is cut off again."""
-        length = len(payload)
+        length, written = len(payload), 0
         checksum = crc32(pack_check(seq, kind, 0, length), crc)
         head = pack_head(self.marker, length, seq, kind, 0, checksum)
         try:
@@ -160,11 +165,11 @@ class Journal:
             if written != length + frame.OVERHEAD:
                 raise OSError(28, "No space left on device")
         except OSError as error:
-            self._dropped(seq, error)
+            self._dropped(seq, error, written)
             raise JournalError(f"record {seq} was not kept: {error.strerror}") from error
         self.size += written
 
-    def _dropped(self, seq: int, error: OSError) -> None:
+    def _dropped(self, seq: int, error: OSError, written: int) -> None:
         """Cut what a short write left behind, and remember the hole."""
         self.lost += 1
         reason = f"{type(error).__name__}: {error.strerror}"
@@ -173,7 +178,8 @@ class Journal:
         else:
             self.gap.last = seq
         try:
-            os.ftruncate(self.descriptor, self.size)
+            # From the end of the file: a size of ours may lag behind it, and whole records must not be cut.
+            os.ftruncate(self.descriptor, os.fstat(self.descriptor).st_size - written)
         except OSError:
             return  # a reader skips the torn frame by its checksum
 
@@ -184,12 +190,12 @@ class Journal:
             return
         document = orjson.dumps({"first": gap.first, "last": gap.last, "reason": gap.reason})
         payload = b"".join(records.note_payload("gap", bytes(32), document))
-        seq = self.next_seq
+        seq, last = self.next_seq, gap.last
         try:
             self._write(frame.GAP, seq, payload, crc32(payload, self.salt_crc))
         except JournalError:
             self.lost -= 1  # the gap record itself is no record of the caller's
-            gap.last = max(gap.last, seq - 1)
+            gap.last = last  # and its number goes to the record that follows
             return
         self.next_seq = seq + 1
         self.gap = None
@@ -208,7 +214,8 @@ class Journal:
         """
         state = hashlib.sha256()
         with self.path.open("rb") as file:
-            while file.tell() < self.size and (data := file.read(1 << 20)):
+            # Not beyond our own size: behind it a short write may lie that is about to be cut off.
+            while data := file.read(min(1 << 20, self.size - file.tell())):
                 state.update(data)
             with self._lock:
                 while data := file.read(1 << 20):
@@ -219,16 +226,18 @@ class Journal:
 
     def _open(self, index: int, previous: bytes) -> None:
         salt = secrets.token_bytes(16)
-        path = self.folder / f"{self.stream.stream_id.hex()}-{index:06d}{SUFFIX}"
+        path = segment_path(self.folder, self.stream.stream_id, index)
+        draft = path.with_suffix(".new")  # whoever drains must never see a segment without its lock and its header
         header = frame.write_header(frame.Header(self.stream, salt, index, self.next_seq, previous))
-        descriptor = os.open(path, _FLAGS, 0o600)
+        descriptor = os.open(draft, _FLAGS, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.write(descriptor, header) != len(header):
                 raise OSError(28, "No space left on device")
+            draft.rename(path)
         except OSError:
             os.close(descriptor)
-            path.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise
         self.index, self.path, self.descriptor, self.size = index, path, descriptor, len(header)
         self.opened = time.monotonic()
@@ -238,6 +247,7 @@ class Journal:
         """Close the segment: the stream is over and says so by its free lock."""
         with self._lock:
             if self.descriptor >= 0:
+                self._report_gap()
                 os.close(self.descriptor)
                 self.descriptor = -1
 

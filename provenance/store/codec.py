@@ -39,12 +39,15 @@ def pack(data: bytes, encoding: int) -> tuple[int, bytes]:
 def unpack(codec: int, stored: bytes, size: int) -> bytes:
     """Return the body. ``size`` is what it must come to; more is refused, whatever the stored bytes claim.
 
-    Raises ValueError for a codec that this version does not know, or a body of another size.
+    Raises ValueError for a codec that this version does not know, for damaged bytes, or a body of another size.
     """
     if codec == RAW:
         data = stored
     elif codec in (ZSTD, PLANES):
-        data = zstd.ZstdDecompressor().decompress(stored, max_length=min(size + 1, LIMIT))
+        try:
+            data = zstd.ZstdDecompressor().decompress(stored, max_length=min(size + 1, LIMIT))
+        except zstd.ZstdError as error:
+            raise ValueError(str(error)) from None
     else:
         raise ValueError(f"codec {codec} is not known to this version")
     if len(data) != size:

@@ -180,6 +180,14 @@ def scripts() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
+def failed(engine: Engine, error: Exception) -> bool:
+    """Say whether an error is the store's, which may pass, and not that of the rows, which would come again."""
+    made: Any = engine.dialect.loaded_dbapi
+    rows = (made.IntegrityError, made.DataError, made.ProgrammingError, made.NotSupportedError)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(cause, (OSError, MemoryError, made.Error)) and not isinstance(cause, rows)
+
+
 def driver(connection: Connection) -> Any:
     """Return the driver's own connection, for the writer's bulk statements."""
     raw = connection.connection.driver_connection

@@ -5,6 +5,7 @@ refuse what is not a run with one sentence: a file may come from anybody.
 """
 
 import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def read(form: Any, name: str) -> Run:
             error=str(form.get("error", "")), key_id=str(form.get("key_id", "")),
             digests={str(key): str(value) for key, value in form.get("digests", {}).items()},
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
         raise BadFile(f"{name} is damaged: {type(error).__name__}: {error}.") from None
 
 

@@ -18,7 +18,7 @@ from provenance.errors import KeyMismatch
 from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
 from provenance.store import codec, database, leaves, rolling, tables
-from provenance.store.rows import Bodies, Bulk, Documents, Rows, write
+from provenance.store.rows import Bodies, Bulk, Documents, Rows, clean, write
 
 LOG = 1
 PREVIEW = 120
@@ -85,8 +85,7 @@ class Ingest:
             for item in fresh:
                 batch.add(item)
             for hole in damage:
-                detail = {"segment": segment, "from_byte": hole.start, "to_byte": hole.end}
-                batch.event("damage", hole.after_seq, detail)
+                batch.damage(segment, hole)
             batch.finish(segment, items, ended)
             return len(fresh)
 
@@ -96,8 +95,21 @@ class Ingest:
             bulk = Bulk(database.driver(connection), self.engine.dialect.name)
             batch = Batch(bulk, self.key, self.key_id, stream)
             batch.begin([item])
-            batch.event("alarm", item.record.seq, {"why": "the record cannot be stored", "reason": reason})
+            detail = {"segment": segment, "why": "the record cannot be stored", "reason": reason}
+            batch.event("alarm", item.record.seq, detail)
             batch.finish(segment, [item], ended=False)
+
+    def hurt(self, stream: Stream, segment: int) -> bool:
+        """Say whether anything in a segment was damaged or refused, whoever drained it."""
+        with self.engine.begin() as connection:
+            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+            return bool(
+                bulk.run(
+                    "select 1 from events e join streams s on s.id = e.stream where s.stream_id=? "
+                    "and e.kind in ('damage', 'alarm') and e.detail like ?",
+                    (stream.stream_id, f'{{"segment":{segment},%'),
+                )
+            )
 
 
 class Batch:
@@ -144,7 +156,7 @@ class Batch:
             tables.streams,
             [(
                 self.id, stream.stream_id, str(about.get("host", "")), stream.pid, stream.boot_id, stream.wall_ns,
-                _clean(str(about.get("program", ""))), _clean(stream.about.decode("utf-8", "replace")), self.key_id,
+                clean(str(about.get("program", ""))), clean(stream.about.decode("utf-8", "replace")), self.key_id,
                 0, 0, -1, stream.wall_ns, 0,
             )],
         )  # fmt: skip
@@ -179,10 +191,17 @@ class Batch:
                 (self.id,),
             )
 
+    def damage(self, segment: int, hole: Any) -> None:
+        """Note damaged bytes, once: a scan that was cut short is begun again."""
+        detail = {"segment": segment, "from_byte": hole.start, "to_byte": hole.end}
+        same = (self.id, orjson.dumps(detail).decode())
+        if not self.bulk.run("select 1 from events where stream=? and kind='damage' and detail=?", same):
+            self.event("damage", hole.after_seq, detail)
+
     def event(self, kind: str, seq: int, detail: dict[str, Any]) -> None:
         """Note something that happened to the stream itself."""
         at = self.stream.wall_ns
-        text = _clean(orjson.dumps(detail).decode())
+        text = clean(orjson.dumps(detail).decode())
         self.bulk.insert(tables.events, [(self._next("events", "id"), self.id, seq, kind, at, text)])
 
     # -- records ----------------------------------------------------------------------------------
@@ -207,17 +226,17 @@ class Batch:
         run = {
             "id": self.next_run, "started_at": request.wall_ns, "run_id": str(uuid.UUID(bytes=request.run_id)),
             "stream": self.id, "start_seq": record.seq, "kind": facts.get("kind", "call"),
-            "runtime": facts.pop("runtime", ""), "operation": _clean(facts.pop("operation", "")), "status": "running",
+            "runtime": facts.pop("runtime", ""), "operation": clean(facts.pop("operation", "")), "status": "running",
             "environment": self.documents.fingerprint(request.environment),
             "switches": self.documents.fingerprint(request.switches),
             "model": self.documents.fingerprint(request.model), "load": request.load, "batch_size": request.rows,
-            "seed": _seed(facts.get("seed.torch_initial")), "name": _clean(facts.pop("name", "")) or None,
+            "seed": _seed(facts.get("seed.torch_initial")), "name": clean(facts.pop("name", "")) or None,
             "parent_run": None if request.parent == bytes(16) else str(uuid.UUID(bytes=request.parent)),
         }  # fmt: skip
         self.next_run += 1
         for key, value in facts.pop("tags", {}).items():
-            self.rows.tags.append((run["id"], _clean(key)[:200], _clean(value)))
-        run["call_facts"] = _clean(orjson.dumps(facts).decode())
+            self.rows.tags.append((run["id"], clean(key)[:200], clean(value)))
+        run["call_facts"] = clean(orjson.dumps(facts).decode())
         commitments = self._payloads(run, request.payloads, record.seed)
         leaf = leaves.of_start(self.stream.stream_id, record, commitments)
         run["leaf"] = digests.leaf_hash(leaf)
@@ -245,11 +264,13 @@ class Batch:
         run |= {
             "end_seq": record.seq, "status": STATUSES[output.status], "ended_at": output.wall_ns,
             "duration_ns": output.duration_ns, "settings": self.documents.fingerprint(output.settings),
-            "weights": self.documents.weights(output.weights), "error": _clean(facts.pop("error", "")) or None,
+            # A binding may have come first: what is bound stays bound.
+            "weights": self.documents.weights(output.weights) or run.get("weights"),
+            "error": clean(facts.pop("error", "")) or None,
             "random_state": digests.file_digest("&".join(states).encode()) if facts.get("sampled") else None,
             "leaf": digests.leaf_hash(leaf),
         }  # fmt: skip
-        run["call_facts"] = _clean(orjson.dumps({**orjson.loads(run["call_facts"]), **facts}).decode())
+        run["call_facts"] = clean(orjson.dumps({**orjson.loads(run["call_facts"]), **facts}).decode())
         if run["id"]:
             self._sequences(run, record)
         return leaf
@@ -259,7 +280,7 @@ class Batch:
         if start_seq in self.rows.runs:
             return self.rows.runs[start_seq]
         if start_seq not in self.rows.old_runs:
-            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status")
+            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status", "weights")
             found = self.bulk.run(
                 f"select {','.join(names)} from runs where stream=? and start_seq=?", (self.id, start_seq)
             )
@@ -348,13 +369,8 @@ class Batch:
 def _preview(payloads: Sequence[Payload], roles: tuple[int, ...]) -> str | None:
     for item in payloads:
         if item.role in roles and not item.encoding & SEALED:
-            return _clean(item.data[: 4 * PREVIEW].decode("utf-8", "replace")[:PREVIEW])
+            return clean(item.data[: 4 * PREVIEW].decode("utf-8", "replace")[:PREVIEW])
     return None
-
-
-def _clean(text: str) -> str:
-    """Make text fit for both databases: PostgreSQL takes no NUL, neither takes lone surrogates."""
-    return text.replace("\0", "\u2400").encode("utf-8", "replace").decode()
 
 
 def _seed(value: object) -> int | None:

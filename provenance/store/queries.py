@@ -12,6 +12,7 @@ from provenance.errors import BadFile, RunNotFound
 from provenance.facts import ROLES, Field, Fingerprint, Run, Sequence
 from provenance.store import codec, tables
 from provenance.store.reading import Body, sequence
+from provenance.store.rows import clean
 
 FACT_FIELDS = re.compile(r"^[a-z][a-z_]*\.[A-Za-z0-9_.]+$")
 SCOPES = ("environment", "switches", "model", "settings")
@@ -43,7 +44,7 @@ def find(engine: Engine, reference: str) -> str:
     runs = tables.runs
     newest = runs.c.started_at.desc(), runs.c.id.desc()
     with engine.connect() as connection:
-        match = re.fullmatch(r"last(?:~(\d+))?", reference)
+        match = re.fullmatch(r"last(?:~([0-9]{1,9}))?", reference)
         if match:
             query = select(runs.c.run_id).order_by(*newest).offset(int(match.group(1) or 0)).limit(1)
             newest_id = connection.execute(query).scalar()
@@ -65,7 +66,7 @@ def find(engine: Engine, reference: str) -> str:
 def _tagged(connection: Connection, reference: str) -> str:
     """Find the newest run with a name or a tag: ``tag:nightly``, ``tag:suite=7``."""
     runs, tags = tables.runs, tables.run_tags
-    key, equals, value = reference[4:].partition("=")
+    key, equals, value = clean(reference[4:]).partition("=")
     has = select(tags.c.run).where(tags.c.key == key)
     if equals:
         has = has.where(tags.c.value == value)
@@ -103,11 +104,11 @@ def log(engine: Engine, limit: int, name: str = "", status: str = "", tag: str =
         .limit(limit)
     )  # fmt: skip
     if name:
-        query = query.where(runs.c.name == name)
+        query = query.where(runs.c.name == clean(name))
     if status:
-        query = query.where(runs.c.status == status)
+        query = query.where(runs.c.status == clean(status))
     if tag:
-        key, equals, value = tag.partition("=")
+        key, equals, value = clean(tag).partition("=")
         has = select(tags.c.run).where(tags.c.key == key)
         query = query.where(runs.c.id.in_(has.where(tags.c.value == value) if equals else has))
     with engine.connect() as connection:

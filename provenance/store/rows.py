@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy import Table
 
 from provenance.facts import Field, Fingerprint, Noted, Payload, State, WeightsManifest
-from provenance.integrity.canonical import named, plain
+from provenance.integrity.canonical import named, plain, raw
 from provenance.store import codec, tables
 
 NOTHING = bytes(32)
@@ -158,12 +158,12 @@ class Documents:
         made = Fingerprint.read(record.document)
         found = self.bulk.run("select id, scope from fingerprints where digest=?", (made.digest,))
         if found and found[0][1] != "missing":
-            self._numbers[record.digest] = found[0][0]
+            self._numbers[made.raw] = found[0][0]
             return
         if found:
             self.bulk.run("delete from fingerprints where id=?", (found[0][0],))
         self._insert(
-            record.digest, made.value_digest, made.scope, made.document, list(made.fields.values()),
+            made.raw, made.value_digest, made.scope, made.document, list(made.fields.values()),
             found[0][0] if found else None,
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ class Documents:
         if number is None:
             number = int(self.bulk.run("select coalesce(max(id), 0) + 1 from fingerprints")[0][0])
         self.bulk.insert(tables.fingerprints, [(number, named(digest), values, scope, document)])
-        self.bulk.insert(tables.fingerprint_fields, [_field(number, item) for item in fields])
+        self.bulk.insert(tables.fingerprint_fields, [_field(number, item) for item in fields], ignore=True)
         self._numbers[digest], self.values[number] = number, values
         return number
 
@@ -198,21 +198,24 @@ class Documents:
         self.bulk.insert(
             tables.weight_entries,
             [
-                (number, entry.kind, entry.name[:300], entry.dtype, orjson.dumps(list(entry.shape)).decode(),
+                (number, entry.kind, clean(entry.name)[:300], entry.dtype, orjson.dumps(list(entry.shape)).decode(),
                  entry.size, entry.sha256)
                 for entry in manifest.entries
             ],
             ignore=True,
         )  # fmt: skip
-        self._weights[record.digest] = number
+        self._weights[raw(root)] = number
+
+
+def clean(text: str) -> str:
+    """Make text fit for both databases: PostgreSQL takes no NUL, neither takes lone surrogates."""
+    return text.replace("\0", "\u2400").encode("utf-8", "replace").decode()
 
 
 def _field(number: int, item: Field) -> tuple[object, ...]:
-    value = None
-    if item.state is State.VALUE:
-        value = _text(item.value)
-        value = value.replace("\0", "\u2400").encode("utf-8", "replace").decode()
-    return (number, item.name[:NAME_CHARS], value, item.state.value, item.reason or None, item.source or None)
+    value = clean(_text(item.value)) if item.state is State.VALUE else None
+    reason, source = clean(item.reason) or None, clean(item.source) or None
+    return (number, clean(item.name)[:NAME_CHARS], value, item.state.value, reason, source)
 
 
 def _text(value: object) -> str:

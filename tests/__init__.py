@@ -1,0 +1,1 @@
+"""Tests, named after promises, lying as the rooms lie."""

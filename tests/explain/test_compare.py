@@ -1,0 +1,251 @@
+"""The answer: verdict, layer, causes and exit code, on pairs whose truth is known."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provenance.errors import AmbiguousRows
+from provenance.explain import compare, story
+from provenance.facts import Field, Run, Sequence
+from tests.fakes.runs import default_steps, run, sequence, step, unknown
+
+A_ID, B_ID = "01a00000-0000-7000-8000-00000000000a", "01b00000-0000-7000-8000-00000000000b"
+
+
+def pair(
+    fields_a: dict[str, Any] | None = None,
+    fields_b: dict[str, Any] | None = None,
+    *,
+    moved: float = 0.125,
+    margin: float = 0.125,
+    **more: Any,
+) -> tuple[Run, Run]:
+    """Make two runs of one prompt that part at token 1."""
+    steps_a = [[step(5, 99, 3.0), step(6, 7, margin)]]
+    steps_b = [[step(5, 99, 3.0), replace(step(6, 7, margin, moved=moved), token=7, runner_up=6)]]
+    a = run([[5, 6]], steps=steps_a, fields=fields_a, run_id=A_ID, **more)
+    return a, run([[5, 7]], steps=steps_b, fields=fields_b, run_id=B_ID, **more)
+
+
+def test_equal_outputs_are_the_same_and_accuse_nobody() -> None:
+    answer = compare.compare(run(), run(fields={"torch.num_threads": 1}))
+    assert (answer["verdict"], answer["causes"], answer["layer"], answer["explained"]) == ("same", [], None, True)
+    assert answer["dismissed"][0]["because"] == "the outputs are equal"
+    assert compare.EXIT[answer["verdict"]] == 0
+
+
+def test_batch_and_padding_are_one_cause_of_a_near_tie() -> None:
+    alone = {"batch.size": 1, "batch.max_length": 4, "batch.sequence_lengths": [4]}
+    batch = {"batch.size": 4, "batch.max_length": 9, "batch.sequence_lengths": [4, 9, 9, 9], "batch.padding_side": "left"}
+    a, b = pair(alone, batch)
+    b = replace(b, sequences=(replace(b.sequences[0], padding=5),))
+    answer = compare.compare(a, b)
+    assert answer["verdict"] == "near_tie"
+    assert answer["layer"] == "decode"
+    first = answer["causes"][0]
+    assert first["field"] == "batch.size"
+    assert {"batch.max_length", "batch.padding_tokens"} <= set(first["with"])
+    assert "its padding" in first["because"]
+    assert first["confidence"] > 0.8
+    assert len(answer["causes"]) == 1
+    assert "batch shape" in answer["advice"][0]
+
+
+def test_logits_that_moved_far_are_not_blamed_on_rounding() -> None:
+    answer = compare.compare(*pair({"torch.num_threads": 1}, {"torch.num_threads": 2}, moved=9.0, margin=3.0))
+    assert answer["verdict"] == "divergent"
+    assert answer["causes"] == []
+    assert not answer["explained"]
+    assert answer["dismissed"][0]["because"] == "rounding cannot move logits this far"
+    assert answer["advice"][0].startswith("Unexplained: something that decides was not recorded")
+
+
+def test_a_wide_margin_with_rounding_alone_is_not_blamed_on_rounding() -> None:
+    answer = compare.compare(*pair({"torch.num_threads": 1}, {"torch.num_threads": 2}, margin=3.0))
+    assert (answer["verdict"], answer["causes"]) == ("divergent", [])
+
+
+def test_other_weights_explain_logits_that_moved_far() -> None:
+    other = {"weights.loaded_root": "p1:sha256:" + "2" * 64, "torch.num_threads": 1}
+    answer = compare.compare(*pair(None, other, moved=9.0, margin=1.0))
+    assert answer["causes"][0]["field"] == "weights.loaded_root"
+    assert (answer["verdict"], answer["layer"]) == ("not_comparable", "weights")
+
+
+def test_a_penalty_is_found_where_the_logits_are_equal() -> None:
+    answer = compare.compare(*pair(None, {"generation.repetition_penalty": 1.3, "torch.num_threads": 1}, moved=0.0, margin=2.0))
+    assert answer["layer"] == "settings"
+    assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty"]
+    assert "the choice itself was made differently" in answer["causes"][0]["because"]
+
+
+def test_random_state_is_the_cause_of_sampled_runs_with_equal_logits() -> None:
+    drew = {"generation.do_sample": True, "rng.consumed": True}
+    answer = compare.compare(*pair({**drew}, {**drew, "rng.torch_cpu_state_sha256": "z", "seed.torch_initial": 8}, moved=0.0, margin=2.0))
+    first = answer["causes"][0]
+    assert (first["field"], answer["layer"]) == ("rng.torch_cpu_state_sha256", "sampler")
+    assert first["with"] == ["seed.torch_initial"]
+
+
+def test_one_output_that_begins_the_other_is_a_question_of_length() -> None:
+    a = run([[5, 6, 7]], fields={"generation.max_new_tokens": 3})
+    b = run([[5, 6]], fields={"generation.max_new_tokens": 2, "torch.num_threads": 1})
+    answer = compare.compare(a, b)
+    assert answer["layer"] == "stop"
+    assert [cause["field"] for cause in answer["causes"]] == ["generation.max_new_tokens"]
+    assert answer["outputs"]["prefix"]
+    assert answer["outputs"]["b"] == {"token_id": None, "text": None, "ended": "length"}
+
+
+def test_other_inputs_are_not_comparable_and_say_where() -> None:
+    a = run(inputs=[[1, 2, 3]], outputs=[[5]])
+    b = run(inputs=[[1, 9, 3]], outputs=[[6]])
+    answer = compare.compare(a, b)
+    assert answer["verdict"] == "not_comparable"
+    assert answer["layer"] == "ids"
+    assert answer["inputs"]["first_difference"] == {"token": 1, "a": 2, "b": 9}
+    assert answer["causes"][0]["field"] == "input.token_ids"
+
+
+@pytest.mark.parametrize(("text_a", "text_b", "layer"), [("hi", "hi", "tokenizer"), ("hi", "hi ", "prompt")])
+def test_text_tells_a_tokenizer_from_a_prompt(text_a: str, text_b: str, layer: str) -> None:
+    a = run(inputs=[[1]], outputs=[[5]])
+    b = run(inputs=[[2]], outputs=[[6]])
+    a = replace(a, sequences=(replace(a.sequences[0], input_text=text_a),))
+    b = replace(b, sequences=(replace(b.sequences[0], input_text=text_b),))
+    assert compare.compare(a, b)["layer"] == layer
+
+
+def test_equal_tokens_with_another_text_lie_in_the_text() -> None:
+    a, b = run(), run()
+    a = replace(a, sequences=(replace(a.sequences[0], output_text="x"),))
+    b = replace(b, sequences=(replace(b.sequences[0], output_text="y"),))
+    assert compare.compare(a, b)["layer"] == "text"
+
+
+def test_what_would_decide_is_named_where_nothing_explains() -> None:
+    a, b = pair({"weights.loaded_root": unknown("weights.loaded_root", "process ended")}, None, moved=9.0, margin=1.0)
+    answer = compare.compare(a, b)
+    assert answer["verdict"] == "inconclusive"
+    assert compare.EXIT[answer["verdict"]] == 3
+    assert answer["unknown"][0]["field"] == "weights.loaded_root"
+    assert answer["unknown"][0]["would_decide"]
+    assert "process ended" in answer["unknown"][0]["because"]
+    assert any("weights.loaded_root" in sentence for sentence in answer["advice"])
+
+
+def test_without_any_output_it_could_not_tell() -> None:
+    bare = replace(run(), sequences=(Sequence(row=0, ret=0, input_key="k"),))
+    assert compare.compare(bare, bare)["verdict"] == "inconclusive"
+
+
+def test_under_another_key_only_ids_compare() -> None:
+    def sealed(key_id: str) -> Run:
+        return replace(run(key_id=key_id), sequences=(Sequence(row=0, ret=0, input_key="a", output_key="b"),))
+
+    assert compare.compare(sealed("k"), sealed("k"))["verdict"] == "same"
+    other = replace(sealed("z"), sequences=(Sequence(row=0, ret=0, input_key="c", output_key="d"),))
+    assert compare.compare(sealed("k"), other)["verdict"] == "not_comparable"
+
+
+# -- pairing ----------------------------------------------------------------------------------------
+
+
+def test_rows_are_paired_by_equal_input() -> None:
+    a = run(inputs=[[1], [2]], outputs=[[5], [6]])
+    b = run(inputs=[[2], [1]], outputs=[[6], [7]])
+    answer = compare.compare(a, b)
+    assert [(item["a"]["prompt"], item["b"]["prompt"], item["verdict"]) for item in answer["pairs"]] == [
+        (0, 1, "divergent"),
+        (1, 0, "same"),
+    ]
+    assert answer["verdict"] == "divergent"
+
+
+def test_the_pair_that_parts_first_stands_on_top() -> None:
+    a = run(inputs=[[1], [2]], outputs=[[5, 6, 7], [5, 6, 7]])
+    b = run(inputs=[[1], [2]], outputs=[[5, 6, 8], [5, 9, 7]])
+    assert compare.compare(a, b)["a"]["prompt"] == 1
+
+
+def test_one_prompt_held_many_times_must_be_named() -> None:
+    a = run(inputs=[[1], [3]], outputs=[[5], [6]])
+    b = run(inputs=[[1], [1]], outputs=[[5], [6]])
+    with pytest.raises(AmbiguousRows, match="2 times"):
+        compare.compare(a, b)
+    assert compare.compare(a, b, (0, None), (1, None))["verdict"] == "divergent"
+
+
+def test_runs_without_a_common_prompt_must_be_named() -> None:
+    a = run(inputs=[[1], [2], [3]], outputs=[[5], [6], [7]])
+    with pytest.raises(AmbiguousRows, match="no prompt in common"):
+        compare.compare(a, run(inputs=[[8], [9]], outputs=[[5], [6]]))
+    # as many of one as of the other are paired in order
+    assert len(compare.compare(a, run(inputs=[[7], [8], [9]], outputs=[[5], [6], [7]]))["pairs"]) == 3
+
+
+def test_a_row_that_is_not_there_is_refused() -> None:
+    with pytest.raises(AmbiguousRows, match="has no row 7"):
+        compare.compare(run(), run(), (7, None), None)
+    with pytest.raises(AmbiguousRows, match="holds no sequence"):
+        compare.compare(replace(run(), sequences=()), run())
+
+
+def test_a_return_index_can_be_named() -> None:
+    two = replace(run(), sequences=(run().sequences[0], replace(sequence(0, [1, 2, 3, 4], [9], default_steps([9])), ret=1)))
+    assert compare.compare(run(), two, None, (0, 1))["b"]["return"] == 1
+
+
+# -- the story --------------------------------------------------------------------------------------
+
+
+def test_the_story_names_token_margin_and_cause() -> None:
+    a, b = pair({"batch.size": 1}, {"batch.size": 4})
+    text = "\n".join(line for _, line in story.lines(compare.compare(a, b), {6: " six"}.get, {7: " seven"}.get))
+    assert text.startswith("Near tie")
+    assert "The outputs part at token 1." in text
+    assert "A chose 6 ' six', 0.125 (1 ulp) ahead of 7" in text
+    assert "1. batch.size: 1 in A, 4 in B" in text
+
+
+def test_the_story_tells_what_was_not_known() -> None:
+    many = {f"env.X{n}": n for n in range(12)}
+    a, b = pair({"weights.loaded_root": unknown("w")}, {name: value for name, value in many.items()}, moved=9.0)
+    text = "\n".join(line for _, line in story.lines(compare.compare(a, b)))
+    assert "would decide" in text
+    assert "more (--json lists all)" in text
+
+
+def test_markdown_cannot_be_injected_into() -> None:
+    a, b = pair({"generation.repetition_penalty": "<b>|x|</b> `code`"}, {"generation.repetition_penalty": 2}, moved=0.0)
+    page = story.markdown(compare.compare(a, b))
+    assert "<b>" not in page
+    assert "\\<b\\>" in page
+
+
+def test_every_part_of_the_contract_is_there() -> None:
+    answer = compare.compare(*pair({"batch.size": 1}, {"batch.size": 4}))
+    assert set(answer) == {
+        "schema", "a", "b", "layer", "explained", "verdict", "inputs", "outputs", "causes", "dismissed", "unknown", "pairs",
+        "history", "runs", "groups", "advice",
+    }  # fmt: skip
+    assert set(answer["causes"][0]) == {
+        "field", "a", "b", "effect", "dimension", "confidence", "because", "try", "with", "alternatives",
+    }  # fmt: skip
+    assert set(answer["outputs"]["logit_change"]) >= {"max_abs", "ulps", "over_tokens"}
+    assert set(answer["outputs"]["a"]) == {"token_id", "logprob", "runner_up_id", "margin", "margin_ulps"}
+
+
+def test_two_causes_that_would_do_name_each_other() -> None:
+    fields_a = {"cpu.capability": "AVX2", "model.attn_implementation": "sdpa"}
+    fields_b = {"cpu.capability": "DEFAULT", "model.attn_implementation": "eager"}
+    causes = compare.compare(*pair(fields_a, fields_b))["causes"]
+    assert {cause["field"] for cause in causes} == {"cpu.capability", "model.attn_implementation"}
+    assert causes[0]["alternatives"] == [causes[1]["field"]]
+
+
+def test_a_field_of_a_users_own_is_a_suspect_at_the_end_of_the_line() -> None:
+    answer = compare.compare(*pair({"my.kv_split": 1}, {"my.kv_split": 4, "generation.repetition_penalty": 2.0}, moved=0.0))
+    assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty", "my.kv_split"]
+    assert Field("my.kv_split", 1) != Field("my.kv_split", 4)

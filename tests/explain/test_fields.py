@@ -1,0 +1,56 @@
+"""Which fields differ: unknown is never equal, missing is never different, one thing is never two."""
+
+from provenance.explain import fields
+from provenance.facts import Field, State
+from tests.fakes.runs import run, unknown
+
+
+def test_differences_and_blind_spots_are_told_apart() -> None:
+    a = {"x": Field("x", 1), "y": Field("y", 1), "z": unknown("z"), "only": Field("only", 1)}
+    b = {"x": Field("x", 1, source="other"), "y": Field("y", 2), "z": unknown("z")}
+    differing, blind = fields.compare(a, b)
+    assert [item.name for item in differing] == ["y"]
+    assert [(item.name, item.because) for item in blind] == [
+        ("only", "not recorded in B"),
+        ("z", "not known in both: the driver is not loaded"),
+    ]
+
+
+def test_unset_equals_unset_and_differs_from_a_value() -> None:
+    a, b = {"x": Field.unset("x")}, {"x": Field.unset("x")}
+    assert fields.compare(a, b) == ([], [])
+    differing, _ = fields.compare(a, {"x": Field("x", 1)})
+    assert [item.name for item in differing] == ["x"]
+
+
+def test_withheld_values_equal_nothing() -> None:
+    secret = Field("x", None, State.REDACTED, "looks like a credential")
+    _, blind = fields.compare({"x": secret}, {"x": Field("x", 1)})
+    assert blind[0].because == "withheld in A: looks like a credential"
+
+
+def test_integers_and_floats_of_one_value_are_one_value() -> None:
+    assert fields.compare({"x": Field("x", 1)}, {"x": Field("x", 1.0)}) == ([], [])
+
+
+def test_a_sequence_brings_its_place_in_the_batch() -> None:
+    made = run(inputs=[[1, 2], [3]], outputs=[[5], [6]], fields={"batch.padding_side": "left", "batch.size": 2})
+    found = fields.of_sequence(made, made.sequences[1])
+    assert found["batch.position"].value == 1
+    assert found["batch.padding_tokens"].value == 0
+    assert found["batch.padding_side"].state is State.NOT_APPLICABLE
+
+
+def test_every_member_of_a_group_is_declared_and_in_one_group() -> None:
+    from provenance.catalogue.fields import STRANGER, spec
+
+    names = [name for group in fields.GROUPS for name in group]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert spec(name).group != STRANGER.group, name
+
+
+def test_a_value_or_its_state_stands_in_the_answer() -> None:
+    assert fields.document(Field("x", 3)) == 3
+    assert fields.document(unknown("x")) == {"state": "unknown", "reason": "the driver is not loaded"}
+    assert fields.document(Field.unset("x")) == {"state": "unset"}
