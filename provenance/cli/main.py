@@ -71,18 +71,13 @@ def main(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     completing = any(name.endswith("_COMPLETE") and "PROVENANCE" in name for name in os.environ)
-    chosen = next((item for item in arguments if not item.startswith("-")), None)
-    if "--version" in arguments[:1]:
+    if arguments[:1] == ["--version"]:
         # The package is loaded, being our parent; to import the face from here would be a circle.
         sys.stdout.write(f"provenance {sys.modules['provenance'].__version__}\n")
         return 0
-    if (
-        chosen is None
-        and not completing
-        and "--install-completion" not in arguments
-        and "--show-completion" not in arguments
-    ):
-        arguments = arguments or ["--help"]
+    for_shell = bool(arguments) and arguments[0].endswith("-completion")
+    chosen = None if for_shell else next((item for item in arguments if not item.startswith("-")), None)
+    arguments = arguments or ([] if completing else ["--help"])
     if chosen is not None and chosen not in COMMANDS and not completing:
         import difflib
 

@@ -75,7 +75,10 @@ def _authorize(action: int, *_: object) -> int:
 
 def _refusal(error: Exception) -> UsageError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if any(word in text for word in ("not authorized", "prohibited", "readonly", "read-only", "query_only")):
+    if any(
+        word in text
+        for word in ("not authorized", "authorization denied", "prohibited", "readonly", "read-only", "query_only")
+    ):
         return WriteRefused(
             "the store is opened read-only, and this statement would change it; only reading is allowed."
         )

@@ -68,11 +68,11 @@ def prepare(folder: Path) -> None:
 
 
 def segments(folder: Path) -> list[Path]:
-    """List the segments in a spool, each stream's in order. Links and other files do not count."""
+    """List the segments in a spool, each stream's in order. A folder closed to this user holds none."""
     try:
         with os.scandir(folder) as entries:
             names = [e.name for e in entries if e.name.endswith(SUFFIX) and e.is_file(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return []
     return [folder / name for name in sorted(names)]
 

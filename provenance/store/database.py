@@ -73,11 +73,19 @@ def _make(file: Path) -> None:
 
 
 def _sqlite(file: Path, *, read_only: bool) -> Engine:
-    mode = "ro" if read_only else "rw"
-    uri = f"file:{quote(str(file))}?mode={mode}"
+    uri = f"file:{quote(str(file))}?mode={'ro' if read_only else 'rw'}"
+
+    def opened(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=0, isolation_level=None)
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=0, isolation_level=None)
+        connection = opened(uri)
+        # A database in WAL mode wants a file beside it. Where this user may not make one and nobody writes, the
+        # database as it lies is all there is, and SQLite may be told so.
+        if read_only and not os.access(file.parent, os.W_OK) and _settled(file):
+            connection.close()
+            connection = opened(uri + "&immutable=1")
+        return connection
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
@@ -99,6 +107,12 @@ def _sqlite(file: Path, *, read_only: bool) -> Engine:
         connection.exec_driver_sql("begin" if read_only else "begin immediate")
 
     return engine
+
+
+def _settled(file: Path) -> bool:
+    """Say whether nothing waits in the log beside a database."""
+    log = file.with_name(file.name + "-wal")
+    return not log.exists() or log.stat().st_size == 0
 
 
 def _server(url: str, *, read_only: bool) -> Engine:

@@ -37,7 +37,12 @@ def test_equal_outputs_are_the_same_and_accuse_nobody() -> None:
 
 def test_batch_and_padding_are_one_cause_of_a_near_tie() -> None:
     alone = {"batch.size": 1, "batch.max_length": 4, "batch.sequence_lengths": [4]}
-    batch = {"batch.size": 4, "batch.max_length": 9, "batch.sequence_lengths": [4, 9, 9, 9], "batch.padding_side": "left"}
+    batch = {
+        "batch.size": 4,
+        "batch.max_length": 9,
+        "batch.sequence_lengths": [4, 9, 9, 9],
+        "batch.padding_side": "left",
+    }
     a, b = pair(alone, batch)
     b = replace(b, sequences=(replace(b.sequences[0], padding=5),))
     answer = compare.compare(a, b)
@@ -74,7 +79,9 @@ def test_other_weights_explain_logits_that_moved_far() -> None:
 
 
 def test_a_penalty_is_found_where_the_logits_are_equal() -> None:
-    answer = compare.compare(*pair(None, {"generation.repetition_penalty": 1.3, "torch.num_threads": 1}, moved=0.0, margin=2.0))
+    answer = compare.compare(
+        *pair(None, {"generation.repetition_penalty": 1.3, "torch.num_threads": 1}, moved=0.0, margin=2.0)
+    )
     assert answer["layer"] == "settings"
     assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty"]
     assert "the choice itself was made differently" in answer["causes"][0]["because"]
@@ -82,7 +89,9 @@ def test_a_penalty_is_found_where_the_logits_are_equal() -> None:
 
 def test_random_state_is_the_cause_of_sampled_runs_with_equal_logits() -> None:
     drew = {"generation.do_sample": True, "rng.consumed": True}
-    answer = compare.compare(*pair({**drew}, {**drew, "rng.torch_cpu_state_sha256": "z", "seed.torch_initial": 8}, moved=0.0, margin=2.0))
+    answer = compare.compare(
+        *pair({**drew}, {**drew, "rng.torch_cpu_state_sha256": "z", "seed.torch_initial": 8}, moved=0.0, margin=2.0)
+    )
     first = answer["causes"][0]
     assert (first["field"], answer["layer"]) == ("rng.torch_cpu_state_sha256", "sampler")
     assert first["with"] == ["seed.torch_initial"]
@@ -193,7 +202,9 @@ def test_a_row_that_is_not_there_is_refused() -> None:
 
 
 def test_a_return_index_can_be_named() -> None:
-    two = replace(run(), sequences=(run().sequences[0], replace(sequence(0, [1, 2, 3, 4], [9], default_steps([9])), ret=1)))
+    two = replace(
+        run(), sequences=(run().sequences[0], replace(sequence(0, [1, 2, 3, 4], [9], default_steps([9])), ret=1))
+    )
     assert compare.compare(run(), two, None, (0, 1))["b"]["return"] == 1
 
 
@@ -211,7 +222,7 @@ def test_the_story_names_token_margin_and_cause() -> None:
 
 def test_the_story_tells_what_was_not_known() -> None:
     many = {f"env.X{n}": n for n in range(12)}
-    a, b = pair({"weights.loaded_root": unknown("w")}, {name: value for name, value in many.items()}, moved=9.0)
+    a, b = pair({"weights.loaded_root": unknown("w")}, dict(many), moved=9.0)
     text = "\n".join(line for _, line in story.lines(compare.compare(a, b)))
     assert "would decide" in text
     assert "more (--json lists all)" in text
@@ -246,6 +257,8 @@ def test_two_causes_that_would_do_name_each_other() -> None:
 
 
 def test_a_field_of_a_users_own_is_a_suspect_at_the_end_of_the_line() -> None:
-    answer = compare.compare(*pair({"my.kv_split": 1}, {"my.kv_split": 4, "generation.repetition_penalty": 2.0}, moved=0.0))
+    answer = compare.compare(
+        *pair({"my.kv_split": 1}, {"my.kv_split": 4, "generation.repetition_penalty": 2.0}, moved=0.0)
+    )
     assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty", "my.kv_split"]
     assert Field("my.kv_split", 1) != Field("my.kv_split", 4)

@@ -72,7 +72,10 @@ def test_a_condition_says_what_the_run_says(condition: str, fields: dict[str, ob
 
 
 def test_unknown_decides_nothing() -> None:
-    assert conditions.active("quantized", run(fields={"x": 1, "model.quantization_config.quant_method": unknown("m")})) is None
+    assert (
+        conditions.active("quantized", run(fields={"x": 1, "model.quantization_config.quant_method": unknown("m")}))
+        is None
+    )
 
 
 def test_a_field_is_moot_only_if_it_is_in_both_runs() -> None:
@@ -89,7 +92,9 @@ def test_every_condition_of_the_catalogue_can_be_read() -> None:
     for spec in table().values():
         for word in spec.active_when.replace("|", "&").split("&"):
             head = word.partition(".")[0]
-            known = word in conditions.WORDS or head in ("device", "engine", "lib") or word in ("always", "never", "remote")
+            known = (
+                word in conditions.WORDS or head in ("device", "engine", "lib") or word in ("always", "never", "remote")
+            )
             assert known or word in not_told, (spec.name, word)
 
 

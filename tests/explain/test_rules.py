@@ -24,11 +24,15 @@ def judge(name: str, a: Any, b: Any, *, moved: float = 0.125, margin: float = 0.
     evidence = tokens.compare(one.sequences[0], other.sequences[0], sampled)
     differing, _ = fields.compare(one.fields, other.fields)
     names = frozenset(item.name for item in differing) | more.pop("also", set())
-    case = rules.Pair(one, other, one.sequences[0], other.sequences[0], more.pop("inputs", True), evidence, sampled, names)
+    case = rules.Pair(
+        one, other, one.sequences[0], other.sequences[0], more.pop("inputs", True), evidence, sampled, names
+    )
     return rules.dismissal(Difference(name, one.fields[name], other.fields[name]), case)
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"]
+)
 def test_greedy_decoding_reads_no_sampling_settings(name: str) -> None:
     assert judge(f"generation.{name}", 0.5, 0.9) == f"greedy decoding reads no {name} in transformers 5.24"
 
@@ -43,7 +47,9 @@ def test_under_sampling_they_are_suspects() -> None:
     assert judge("generation.top_p", 0.5, 0.9, shared={"generation.do_sample": True}) == ""
 
 
-@pytest.mark.parametrize("name", ["generation.repetition_penalty", "generation.no_repeat_ngram_size", "generation.sequence_bias"])
+@pytest.mark.parametrize(
+    "name", ["generation.repetition_penalty", "generation.no_repeat_ngram_size", "generation.sequence_bias"]
+)
 def test_what_acts_in_greedy_stays_a_suspect(name: str) -> None:
     assert judge(name, 1.1, 1.3) == ""
 
@@ -71,7 +77,9 @@ def test_paths_are_noise_where_tensors_agree() -> None:
 
 def test_tokenizers_are_noise_where_ids_agree() -> None:
     assert "same token ids" in judge("tokenizer.sha256", "x", "y")
-    assert "same token ids" in judge("chat_template.sha256", "x", "y") or "chat" in judge("chat_template.sha256", "x", "y")
+    assert "same token ids" in judge("chat_template.sha256", "x", "y") or "chat" in judge(
+        "chat_template.sha256", "x", "y"
+    )
     assert judge("tokenizer.sha256", "x", "y", inputs=False) == ""
     assert judge("tokenizer.sha256", "x", "y", inputs=None) == ""
 
@@ -92,7 +100,9 @@ def test_seeds_are_noise_where_nothing_was_drawn() -> None:
 
 
 def test_a_run_that_drew_against_one_that_did_not_is_one_difference() -> None:
-    said = judge("rng.torch_cpu_state_sha256", "a", "b", also={"generation.do_sample"}, shared={"generation.do_sample": True})
+    said = judge(
+        "rng.torch_cpu_state_sha256", "a", "b", also={"generation.do_sample"}, shared={"generation.do_sample": True}
+    )
     assert said == "only one of the two runs drew its tokens"
 
 
@@ -111,7 +121,15 @@ def test_thread_counts_and_threads_stay_suspects() -> None:
 
 def test_weights_equal_is_told_only_where_both_are_known() -> None:
     one = run()
-    case = rules.Pair(one, one, one.sequences[0], one.sequences[0], True, tokens.compare(one.sequences[0], one.sequences[0], False), False)
+    case = rules.Pair(
+        one,
+        one,
+        one.sequences[0],
+        one.sequences[0],
+        True,
+        tokens.compare(one.sequences[0], one.sequences[0], False),
+        False,
+    )
     assert case.weights_equal is True
     bare = run(fields={"weights.loaded_root": None})
     assert replace(case, a=bare).weights_equal is None

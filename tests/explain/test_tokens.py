@@ -49,7 +49,9 @@ def test_without_ids_the_equality_keys_decide() -> None:
         (30.0, 6.0, "large", False),
     ],
 )
-def test_movement_and_margin_tell_rounding_from_another_function(moved: float, margin: float, kind: str, tie: bool) -> None:
+def test_movement_and_margin_tell_rounding_from_another_function(
+    moved: float, margin: float, kind: str, tie: bool
+) -> None:
     a = sequence(0, [1], [5, 6], [step(5, 99, 3.0), step(6, 7, margin)])
     b = sequence(0, [1], [5, 7], [step(5, 99, 3.0), other_choice(margin, moved)])
     found = tokens.compare(a, b, sampled=False)

@@ -1,0 +1,123 @@
+"""log, show and diff, on runs that were really recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import provenance
+from provenance.cli import opened
+from tests.conftest import Command
+
+
+@pytest.fixture
+def recorded(db: Path) -> list[str]:
+    """Record three calls of a function, the last of which raises, and return their ids."""
+    provenance.init(db=db, writer="off")
+
+    @provenance.record(name="answer")
+    def answer(question: str, temperature: float = 0.0) -> dict[str, object]:
+        if not question:
+            raise ValueError("an empty question")
+        return {"answer": question.upper(), "temperature": temperature}
+
+    with provenance.run(name="nightly", tags={"suite": "7"}) as block:
+        answer("why")
+    with provenance.run() as second:
+        answer("why", temperature=0.5)
+    with provenance.run() as third, pytest.raises(ValueError, match="an empty question"):
+        answer("")
+    return [*block.run_ids, *second.run_ids, *third.run_ids]
+
+
+def test_the_log_shows_what_was_asked_and_answered(recorded: list[str], command: Command) -> None:
+    said = command("log").stdout
+    lines = said.splitlines()
+    assert len(lines) == 4
+    assert "error" in lines[1]
+    assert "nightly" in lines[3]
+    assert all(run[:13] in said for run in recorded)
+
+
+def test_the_log_can_be_narrowed(recorded: list[str], command: Command) -> None:
+    def ids(*arguments: str) -> list[str]:
+        return [line["run_id"] for line in json.loads(command("log", "--json", *arguments).stdout)]
+
+    assert ids() == recorded[::-1]
+    assert ids("--name", "nightly") == recorded[:1]
+    assert ids("--tag", "suite=7") == recorded[:1]
+    assert ids("--tag", "suite=8") == []
+    assert ids("--status", "error") == recorded[2:]
+    assert ids("-n", "1") == recorded[2:]
+
+
+@pytest.mark.parametrize(("reference", "index"), [("last", 2), ("last~2", 0), ("tag:nightly", 0), ("tag:suite=7", 0)])
+def test_a_run_is_found_by_what_people_type(reference: str, index: int, recorded: list[str], command: Command) -> None:
+    assert json.loads(command("show", reference, "--json").stdout)["run_id"] == recorded[index]
+
+
+def test_a_unique_beginning_is_enough_and_an_ambiguous_one_is_refused(recorded: list[str], command: Command) -> None:
+    assert json.loads(command("show", recorded[1], "--json").stdout)["run_id"] == recorded[1]
+    common = recorded[0][:6]
+    assert all(run.startswith(common) for run in recorded)
+    found = command("show", common)
+    assert found.returncode == 2
+    assert "is ambiguous" in found.stderr
+    assert "no run begins with 'ffff'" in command("show", "ffff").stderr
+    assert "no run begins with 'last~9'" in command("show", "last~9").stderr
+
+
+def test_show_tells_the_error_and_the_arguments(recorded: list[str], command: Command) -> None:
+    said = command("show", recorded[2]).stdout
+    assert "ValueError: an empty question" in said
+    assert "status                   error" in said
+    assert "'args': ('',)" in said
+
+
+def test_show_can_list_every_field(recorded: list[str], command: Command) -> None:
+    said = command("show", recorded[0], "--fields").stdout
+    assert "cpu.model" in said
+    assert "env.OMP_NUM_THREADS" in said
+
+
+def test_diff_of_files_needs_no_database(recorded: list[str], command: Command, tmp_path: Path) -> None:
+    for name, run in zip("ab", recorded, strict=False):
+        (tmp_path / f"{name}.json").write_text(command("show", run, "--json").stdout)
+    found = command("diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", "--db", "/no/such.db")
+    answer = json.loads(found.stdout)
+    assert answer["schema"] == "provenance/diff/1"
+    assert found.returncode == 1
+    assert answer["verdict"] == "not_comparable"  # the arguments differ
+    same = command("diff", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
+    assert same.returncode == 0
+    assert same.stdout.startswith("Same")
+
+
+def test_diff_speaks_markdown(recorded: list[str], command: Command) -> None:
+    assert command("diff", recorded[0], recorded[1], "--md").stdout.startswith("**Not comparable")
+
+
+def test_a_reference_can_name_a_row() -> None:
+    assert opened.split("9f31:2.1") == ("9f31", (2, 1))
+    assert opened.split("tag:nightly") == ("tag:nightly", None)
+    assert opened.split("tag:nightly:3") == ("tag:nightly", (3, None))
+
+
+def test_a_row_that_is_not_there_is_one_sentence(recorded: list[str], command: Command) -> None:
+    found = command("diff", f"{recorded[0]}:5", recorded[1])
+    assert (found.returncode, "has no row 5" in found.stderr) == (2, True)
+
+
+def test_control_characters_of_others_do_not_act(db: Path, command: Command) -> None:
+    provenance.init(db=db, writer="off")
+
+    @provenance.record
+    def echo(text: str) -> str:
+        return text
+
+    echo("\x1b[31mred\x07 \u202eevil\x00")
+    for arguments in (["log"], ["show"], ["sql", "select text_in, text_out from run_overview"]):
+        said = command(*arguments).stdout
+        assert "\x1b" not in said
+        assert "\u202e" not in said
+        assert "\x07" not in said
