@@ -118,7 +118,10 @@ class Fingerprint:
     def of(cls, scope: str, fields: Iterable[Field]) -> "Fingerprint":
         """Make the fingerprint of some fields."""
         table = {item.name: item for item in sorted(fields, key=lambda item: item.name)}
-        forms = {plain_name(name): item.document() for name, item in table.items()}
+        return cls._of(scope, table, {plain_name(name): item.document() for name, item in table.items()})
+
+    @classmethod
+    def _of(cls, scope: str, table: Mapping[str, Field], forms: Mapping[str, Mapping[str, object]]) -> "Fingerprint":
         document = canonical({"v": 1, "scope": scope, "fields": forms})
         bare = {name: {k: v for k, v in form.items() if k != "source"} for name, form in forms.items()}
         values = canonical({"v": 1, "scope": scope, "values": bare})
@@ -131,7 +134,8 @@ class Fingerprint:
         import orjson
 
         form = orjson.loads(document)
-        return cls.of(form["scope"], [Field.read(name, item) for name, item in form["fields"].items()])
+        forms = form["fields"]
+        return cls._of(form["scope"], {name: Field.read(name, item) for name, item in forms.items()}, forms)
 
 
 def plain_name(name: str) -> str:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from provenance.recorder import Harmless
+
 log = logging.getLogger("provenance")
 
 
@@ -34,7 +36,8 @@ class Watcher(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    self._follow(spec.loader)
+                    with Harmless("the import of a library"):
+                        self._follow(spec.loader)
                 return spec
         return None
 

@@ -22,7 +22,7 @@ from provenance.recorder import Recorder
 
 NOTHING = bytes(32)
 NO_RUN = bytes(16)
-OK, ERROR, ABORTED, ABANDONED = (STATUSES.index(name) for name in ("ok", "error", "aborted", "abandoned"))
+OK, ERROR, ABORTED, ABANDONED, PARTIAL = map(STATUSES.index, ("ok", "error", "aborted", "abandoned", "partial"))
 ERROR_CHARS = 4000
 
 # The innermost call of this task or thread: a call inside it is its child, or is not recorded on its own.
@@ -76,6 +76,8 @@ class Call:
     __slots__ = (
         "began",
         "elapsed",
+        "ended",
+        "ended",
         "facts",
         "labels",
         "model",
@@ -98,6 +100,7 @@ class Call:
         self.seq = -1
         self.began = 0
         self.elapsed = -1
+        self.ended = False
         self.labels = LABELS.get()
 
     def begin(
@@ -144,16 +147,24 @@ class Call:
         self._end(OK, sequences, payloads, facts, settings, weights)
 
     def fail(
-        self, error: BaseException, status: int | None = None, settings: bytes = NOTHING, weights: bytes = NOTHING
+        self,
+        error: BaseException,
+        facts: dict[str, Any] | None = None,
+        settings: bytes = NOTHING,
+        weights: bytes = NOTHING,
     ) -> None:
         """Write the end record of a call that raised, was cancelled or was dropped."""
-        if status is None:
-            status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
-            status = ABANDONED if isinstance(error, GeneratorExit) else status
+        status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
+        status = ABANDONED if isinstance(error, GeneratorExit) else status
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         text = str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass")
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
-        self._end(status, (), payloads, {"error": kind}, settings, weights)
+        self._end(status, (), payloads, {"error": kind, **(facts or {})}, settings, weights)
+
+    def partial(self) -> None:
+        """Write that a call has returned whose end could not be read: else it would pass for one that crashed."""
+        if not self.ended:
+            self._end(PARTIAL, (), (), {"evidence": "the end of the call could not be read"}, NOTHING, NOTHING)
 
     def _end(
         self,
@@ -166,6 +177,7 @@ class Call:
     ) -> None:
         if self.elapsed < 0:
             self.mark()
+        self.ended = True
         self.recorder.end(
             Output(
                 self.run_id, self.seq, time.time_ns(), time.monotonic_ns(), self.elapsed, status, settings, weights,

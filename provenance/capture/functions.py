@@ -6,17 +6,20 @@ each wrapper is a few lines around the same `Call`.
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 from provenance import recorder as recorders
-from provenance.capture.call import ABANDONED, ACTIVE, Call
+from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
 from provenance.integrity.values import encode
+from provenance.recorder import Harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
-RETURNED, CUT = FINISHES.index("returned"), FINISHES.index("cut")
+RETURNED = FINISHES.index("returned")
+START, END = "the start of a call", "the end of a call"
 
 
 @overload
@@ -56,48 +59,45 @@ def _begin(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cal
     recorder = recorders.current()
     if recorder is None:
         return None
-    try:
-        call = Call(recorder, RUNTIME, operation)
-        data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
-        call.begin((Payload(ROLE["arguments"], VALUE, data),), {}, 1, None, 0)
-        return call
-    except Exception as error:
-        recorder.failed("the start of a call", error)
-        return None
+    call = Call(recorder, RUNTIME, operation)
+    data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
+    call.begin((Payload(ROLE["arguments"], VALUE, data),), {}, 1, None, 0)
+    return call
 
 
-def _finish(call: Call, value: Any, how: int = RETURNED) -> None:
+def _finish(call: Call | None, value: Any) -> None:
+    if call is None:
+        return
     call.mark()
-    try:
-        end = SequenceEnd(0, 0, 0, 0, 0, how, float("nan"), 0)
-        call.finish((end,), (Payload(ROLE["output.value"], VALUE, encode(value)),), {})
-    except Exception as error:
-        call.recorder.failed("the end of a call", error)
+    end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
+    call.finish((end,), (Payload(ROLE["output.value"], VALUE, encode(value)),), {})
 
 
-def _fail(call: Call, error: BaseException, status: int | None = None) -> None:
-    call.mark()
-    try:
-        call.fail(error, status)
-    except Exception as ours:
-        call.recorder.failed("the end of a call", ours)
+def _fail(call: Call | None, error: BaseException) -> None:
+    if call is not None:
+        call.mark()
+        call.fail(error)
 
 
 def _plain(function: Any, operation: str) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _begin(operation, args, kwargs)
+        call = None
+        with Harmless(START):
+            call = _begin(operation, args, kwargs)
         if call is None:
             return function(*args, **kwargs)
         token = ACTIVE.set(call)
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            _fail(call, error)
+            with Harmless(END):
+                _fail(call, error)
             raise
         finally:
             ACTIVE.reset(token)
-        _finish(call, result)
+        with Harmless(END):
+            _finish(call, result)
         return result
 
     return wrapper
@@ -106,39 +106,52 @@ def _plain(function: Any, operation: str) -> Any:
 def _coroutine(function: Any, operation: str) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _begin(operation, args, kwargs)
+        call = None
+        with Harmless(START):
+            call = _begin(operation, args, kwargs)
         if call is None:
             return await function(*args, **kwargs)
-        token = ACTIVE.set(call)
         try:
-            result = await function(*args, **kwargs)
+            result = await _awaited(function(*args, **kwargs), call)
         except BaseException as error:
-            _fail(call, error)
+            with Harmless(END):
+                _fail(call, error)
             raise
-        finally:
-            ACTIVE.reset(token)
-        _finish(call, result)
+        with Harmless(END):
+            _finish(call, result)
         return result
 
     return wrapper
 
 
+async def _awaited(step: Awaitable[Any], call: Call) -> Any:
+    """Await something with its call as the innermost of the task."""
+    token = ACTIVE.set(call)
+    try:
+        return await step
+    finally:
+        with suppress(ValueError):  # dropped half way: closed from another context, where nothing was set
+            ACTIVE.reset(token)
+
+
 def _generator(function: Any, operation: str) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        call = _begin(operation, args, kwargs)
+        inner = function(*args, **kwargs)  # nothing of it has run yet
+        call = None
+        with Harmless(START):
+            call = _begin(operation, args, kwargs)
         if call is None:
-            return (yield from function(*args, **kwargs))
-        steps = Steps(function(*args, **kwargs), call)
+            return (yield from inner)
+        steps = Steps(inner, call)
         try:
             value = yield from steps
-        except GeneratorExit as error:
-            _fail(call, error, ABANDONED)
-            raise
         except BaseException as error:
-            _fail(call, error)
+            with Harmless(END):
+                _fail(call, error)
             raise
-        _finish(call, steps.seen)
+        with Harmless(END):
+            _finish(call, steps.seen)
         return value
 
     return wrapper
@@ -182,14 +195,16 @@ class Steps:
 def _async_generator(function: Any, operation: str) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        call = _begin(operation, args, kwargs)
-        inner = function(*args, **kwargs)
+        inner = function(*args, **kwargs)  # nothing of it has run yet
+        call = None
+        with Harmless(START):
+            call = _begin(operation, args, kwargs)
         seen: list[Any] = []
         step = inner.__anext__()
         try:
             while True:
                 try:
-                    item = await step
+                    item = await (step if call is None else _awaited(step, call))
                 except StopAsyncIteration:
                     break
                 seen.append(item)
@@ -200,15 +215,11 @@ def _async_generator(function: Any, operation: str) -> Any:
                     raise
                 except BaseException as error:  # thrown in by the caller: the generator decides
                     step = inner.athrow(error)
-        except GeneratorExit as error:
-            if call is not None:
-                _fail(call, error, ABANDONED)
-            raise
         except BaseException as error:
-            if call is not None:
+            with Harmless(END):
                 _fail(call, error)
             raise
-        if call is not None:
+        with Harmless(END):
             _finish(call, seen)
 
     return wrapper

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from provenance.facts import Field, Fingerprint, State
+from provenance.integrity import digests
 
 # Values that are floats by meaning: 1 and 1.0 are one setting.
 FLOATS = {"temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -21,15 +22,16 @@ NOT_SETTINGS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "posit
                 "past_key_values", "cache_params", "encoder_outputs", "token_type_ids", "cache_position"}  # fmt: skip
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate",
            "negative_prompt_ids", "synced_gpus")  # fmt: skip
+WATERMARK, SECRETS = "generation.watermarking_config", ("hashing_key", "keys")
 CALL, CONFIG, MODEL, LIBRARY = "call", "call.generation_config", "model", "library"
 NOTE = {CALL: "call", CONFIG: "call.generation_config"}
 
 
-def settings(request: Mapping[str, Any], own: Any, observer: Any, why: str = "") -> Fingerprint:
+def settings(request: Mapping[str, Any], own: Any, observer: Any, key: bytes, why: str = "") -> Fingerprint:
     """Make the settings fingerprint of a call.
 
     ``request`` holds the arguments as given, ``own`` the model's generation config, ``observer`` the resolved
-    one if the loop was seen, and ``why`` the reason where it was not.
+    one if the loop was seen, ``key`` the store's, and ``why`` the reason where the loop was not seen.
     """
     given = request.get("generation_config")
     resolved = observer.config if observer is not None else None
@@ -43,7 +45,18 @@ def settings(request: Mapping[str, Any], own: Any, observer: Any, why: str = "")
             Field("generation.logits_processors", observer.processors, source="resolved"),
         ]
     fields += _objects(request)
-    return Fingerprint.of("settings", fields)
+    return Fingerprint.of("settings", [_sealed(item, key) for item in fields])
+
+
+def _sealed(item: Field, key: bytes) -> Field:
+    """Put a keyed digest in place of a watermark's keys: whoever has them can wash the mark off."""
+    if item.name != WATERMARK or not isinstance(item.value, dict):
+        return item
+    value = {
+        name: "hmac:" + digests.equality(key, "watermark", (repr(part).encode(),)).hex() if name in SECRETS else part
+        for name, part in item.value.items()
+    }
+    return Field(item.name, value, item.state, item.reason, item.source)
 
 
 def source(name: str, request: Mapping[str, Any], given: Any, own: Any) -> str:

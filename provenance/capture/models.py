@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from provenance.capture.call import NOTHING
-from provenance.facts import Fingerprint, WeightsManifest
+from provenance.facts import Field, Fingerprint, WeightsManifest
 from provenance.fingerprint import model as readers
 from provenance.fingerprint import weights
 from provenance.fingerprint.reading import Missing
@@ -33,6 +33,8 @@ class Watched:
         self.recorder: Any = None
         self.load = 0
         self.root = NOTHING
+        self.manifests: dict[str, WeightsManifest] = {}  # by kind, once hashed
+        self.facts: dict[str, Field] = {}  # what a call that outlasts the hashing says of its weights itself
         self.first_seq = 0
 
 
@@ -77,10 +79,12 @@ class Models:
             same = known.fingerprint is not None and guard == known.guard
             if not same:
                 known.fingerprint = readers.fingerprint(model, known.tokenizer)
-                known.root = NOTHING
+                known.root, known.manifests, known.facts = NOTHING, {}, {}
             self._loads += 1
             known.load, known.guard, known.recorder = self._loads, guard, recorder
             known.first_seq = recorder.journal.next_seq
+            for manifest in known.manifests.values():  # another stream, perhaps another store: it has none of them
+                recorder.note("weights", raw(manifest.root), manifest.document())
             if known.root == NOTHING:
                 self._hash(recorder, known, model)
             return known
@@ -88,29 +92,22 @@ class Models:
     # -- hashing ----------------------------------------------------------------------------------
 
     def _hash(self, recorder: Recorder, known: Watched, model: Any) -> None:
-        mode = recorder.settings.weights
-        load, guard = known.load, known.guard
-        if mode == "off":
-            bind(recorder, known, load, "", "hashing is off (weights=off)")
+        if recorder.settings.weights == "off":
+            Job(recorder, known, []).bind("", "hashing is off (weights=off)")
             return
         # Weak references: hashing must not keep alive what its owner wants freed.
         items = [(kind, name, weakref.ref(tensor)) for kind, name, tensor in weights.named(model)]
-        job = Job(recorder, known, load, guard, items)
-        recorder.spawn(job.run, "weights")
+        recorder.spawn(Job(recorder, known, items).run, "weights")
 
 
 class Job:
     """The hashing of one load, in a thread of its own."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        known: Watched,
-        load: int,
-        guard: tuple[object, ...],
-        items: list[tuple[str, str, Any]],
-    ) -> None:
-        self.recorder, self.known, self.load, self.guard, self.items = recorder, known, load, guard, items
+    def __init__(self, recorder: Recorder, known: Watched, items: list[tuple[str, str, Any]]) -> None:
+        self.recorder, self.known, self.items = recorder, known, items
+        # As they are now: the next load may begin before this one is hashed.
+        self.load, self.guard, self.first_seq = known.load, known.guard, known.first_seq
+        self.rooted = False
 
     def run(self) -> None:
         """Hash, and write the manifest and its binding, or the reason why there is none."""
@@ -120,12 +117,10 @@ class Job:
             self._files()
         except weights.Stopped:
             ending = self.recorder.closing.is_set()
-            self._bind("", "process ended" if ending else "changed while hashed")
-        except Missing as why:
-            self._bind("", str(why))
+            self.bind("", "process ended" if ending else "changed while hashed")
         except Exception as error:
             self.recorder.failed("the weights of a model", error)
-            self._bind("", f"{type(error).__name__} while hashed")
+            self.bind("", f"{type(error).__name__} while hashed")
 
     def _tensors(self) -> None:
         def alive(reference: Any) -> Any:
@@ -136,14 +131,15 @@ class Job:
 
         entries: list[Any] = []
         done: dict[object, str] = {}
-        for kind, name, reference in self.items:
-            entries.append(weights.entry(kind, name, alive(reference), done, self._stop))
+        try:
+            for kind, name, reference in self.items:
+                entries.append(weights.entry(kind, name, alive(reference), done, self._stop))
+        except Missing as why:  # the files can still be hashed
+            self.bind("", str(why))
+            return
         if self._changed():
             raise weights.Stopped
-        manifest = WeightsManifest("tensors", tuple(entries))
-        self._write(manifest)
-        if self.known.load == self.load:
-            self.known.root = raw(manifest.root)
+        self._write(WeightsManifest("tensors", tuple(entries)))
 
     def _files(self) -> None:
         """Hash the files that the model came from. That they cannot be found is no failure: many models have none."""
@@ -156,17 +152,42 @@ class Job:
             manifest = weights.of_files(folder, self._stop)
         except (Missing, OSError) as why:
             if self.recorder.settings.weights == "files":
-                self._bind("", str(why))
+                self.bind("", str(why))
             return
         self._write(manifest)
+        if self.recorder.settings.weights == "files":
+            self.bind("", "tensors in memory are not hashed (weights=files)")
 
     def _write(self, manifest: WeightsManifest) -> None:
         root = manifest.root
         self.recorder.note("weights", raw(root), manifest.document())
-        self._bind(root, "", manifest.kind)
+        if self.known.load == self.load:  # before the binding: it speaks of calls that have ended by then
+            self.known.manifests[manifest.kind] = manifest
+            if manifest.kind == "tensors":
+                self.known.root = raw(root)
+            else:
+                self.known.facts["weights.files_root"] = Field("weights.files_root", root, source="hashed")
+        self.rooted |= manifest.kind == "tensors"
+        self.bind(root, "", manifest.kind)
 
-    def _bind(self, root: str, reason: str, kind: str = "tensors") -> None:
-        bind(self.recorder, self.known, self.load, root, reason, kind)
+    def bind(self, root: str, reason: str, kind: str = "tensors") -> None:
+        """Write the record that says which weights the calls of this load ran on, or why that is not known.
+
+        It reaches the calls that began before it; those that end after it carry root or reason themselves.
+        """
+        if reason and self.rooted:
+            return  # only the files were not hashed
+        if reason and self.known.load == self.load:
+            self.known.facts["weights.loaded_root"] = Field.unknown("weights.loaded_root", reason)
+        upto = self.recorder.journal.next_seq
+        document = {"load": self.load, "kind": kind, "from": self.first_seq, "to": upto, "root": root}
+        if reason:
+            document["reason"] = reason
+        data = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+        try:
+            self.recorder.note("binding", raw(root) if root else NOTHING, data)
+        except Exception as error:
+            self.recorder.failed("the weights of a model", error)
 
     def _stop(self) -> bool:
         return self.recorder.closing.is_set() or self.known.load != self.load
@@ -174,17 +195,6 @@ class Job:
     def _changed(self) -> bool:
         model = self.known.model()
         return model is not None and readers.guard(model) != self.guard
-
-
-def bind(recorder: Recorder, known: Watched, load: int, root: str, reason: str, kind: str = "tensors") -> None:
-    """Write the record that says which weights the calls of one load ran on, or why that is not known."""
-    document = {"load": load, "kind": kind, "from": known.first_seq, "to": recorder.journal.next_seq, "root": root}
-    if reason:
-        document["reason"] = reason
-    try:
-        recorder.note("binding", raw(root) if root else NOTHING, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
-    except Exception as error:
-        recorder.failed("the weights of a model", error)
 
 
 MODELS = Models()

@@ -34,7 +34,7 @@ class State:
 
 def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a `generate` function of a class. What goes wrong in here is counted and never raised."""
-    names = list(inspect.signature(original).parameters)[1:]
+    names = _names(original)
     own = getattr(original, "__qualname__", "") != "GenerationMixin.generate"
 
     @functools.wraps(original)
@@ -56,11 +56,17 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             ACTIVE.reset(token)
         with Harmless("the end of a call"):
-            _finish(state, self, result)
+            _close(state, self, result)
         return result
 
     generate.provenance_original = original  # type: ignore[attr-defined]
     return generate
+
+
+def _names(original: Callable[..., Any]) -> list[str]:
+    """Name the positional arguments behind ``self``. A patch that takes any hands them to transformers' own."""
+    found = list(inspect.signature(original).parameters.values())[1:]
+    return [item.name for item in found if item.kind is item.POSITIONAL_OR_KEYWORD] or ["inputs", "generation_config"]
 
 
 def seam(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +105,7 @@ def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -
     observer = Observer(recorder.settings.evidence)
     if own:
         observer.reason = observer.reason or f"{type(model).__name__} has a generate of its own"
-    observer.criteria = request.get("stopping_criteria") is not None
+    observer.criteria = bool(request.get("stopping_criteria"))
     call = Call(recorder, RUNTIME, "generate", model)
     call.observer = observer
     state = State(call, known, inputs, request, observer)
@@ -141,7 +147,8 @@ def _finish(state: State, model: Any, result: Any) -> None:
         which = "assisted decoding" if state.request.get("assistant_model") is not None else "a custom decoding loop"
         observer.reason = observer.reason or f"{which} has no token evidence"
     outputs = read_outputs(model, result, state.inputs, observer, known.tokenizer)
-    settings = generation.settings(state.request, getattr(model, "generation_config", None), observer, observer.reason)
+    own = getattr(model, "generation_config", None)
+    settings = generation.settings(state.request, own, observer, call.recorder.key, observer.reason)
     sampled = "sample" in observer.mode or bool(getattr(observer.config, "do_sample", False))
     payloads = list(outputs.payloads)
     facts = outputs.facts
@@ -151,6 +158,7 @@ def _finish(state: State, model: Any, result: Any) -> None:
         if sampled:
             payloads.append(Payload(ROLE[name], OCTETS, data))
     facts["sampled"] = sampled
+    facts |= _weights(state)
     _consumed(state, facts)
     sequences = outputs.sequences
     if assisted:
@@ -158,15 +166,28 @@ def _finish(state: State, model: Any, result: Any) -> None:
     call.finish(sequences, tuple(payloads), facts, call.recorder.fingerprint(settings), _root(state))
 
 
+def _close(state: State, model: Any, result: Any) -> None:
+    try:
+        _finish(state, model, result)
+    except Exception:
+        state.call.partial()
+        raise
+
+
 def _fail(state: State, model: Any, error: BaseException) -> None:
     state.call.mark()
-    own = getattr(model, "generation_config", None)
-    settings = generation.settings(state.request, own, state.observer, "the call failed before it decoded")
-    state.call.fail(error, None, state.call.recorder.fingerprint(settings), _root(state))
+    recorder, own = state.call.recorder, getattr(model, "generation_config", None)
+    why = "the call failed before it decoded"
+    settings = generation.settings(state.request, own, state.observer, recorder.key, why)
+    state.call.fail(error, _weights(state), recorder.fingerprint(settings), _root(state))
 
 
 def _root(state: State) -> bytes:
     return state.known.root if state.known.load == state.load else NOTHING
+
+
+def _weights(state: State) -> dict[str, Any]:
+    return dict(state.known.facts) if state.known.load == state.load else {}
 
 
 def _consumed(state: State, facts: dict[str, Any]) -> None:

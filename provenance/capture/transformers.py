@@ -16,6 +16,9 @@ from provenance.facts import BUFFER, DIGEST, FINISHES, OCTETS, ROLE, TEXT, Field
 from provenance.integrity import buffers
 
 MEDIA_BYTES = 64 << 20
+# What can stand beside the ids of a prompt, a row for each of its rows.
+BESIDE = ("decoder_input_ids", "decoder_attention_mask", "token_type_ids", "negative_prompt_ids",
+          "negative_prompt_attention_mask")  # fmt: skip
 EOS, LENGTH, STOP, TIME, CRITERIA, RETURNED = (
     FINISHES.index(name) for name in ("eos", "length", "stop_string", "max_time", "criteria", "returned")
 )
@@ -63,7 +66,7 @@ def read_inputs(model: Any, request: Mapping[str, Any], tokenizer: Any) -> Input
         facts["batch.mask_given"] = request.get("attention_mask") is not None
         facts["batch.mask_origin"] = origin
         facts["batch.padding_side"] = side if any(padding) else Field.moot("batch.padding_side", "no padding")
-    media, found_rows = _media(torch, request, main if not ids else None)
+    media, found_rows = _media(torch, request, main, bool(ids))
     payloads += media
     rows = rows if ids else found_rows
     if not ids:
@@ -172,13 +175,16 @@ def decode(tokenizer: Any, data: bytes, dtype: int, *, skip: bool) -> bytes | No
         return None
 
 
-def _media(torch: Any, request: Mapping[str, Any], main: Any) -> tuple[list[Payload], int]:
-    """Digest embeddings and other float inputs: they are not decoded, but they do compare."""
+def _media(torch: Any, request: Mapping[str, Any], main: Any, ids: bool) -> tuple[list[Payload], int]:
+    """Digest embeddings, other float inputs and those beside the ids: they are not decoded, but they do compare."""
     found: list[Payload] = []
     rows = 1
-    candidates = {**request, "inputs": main} if main is not None else dict(request)
+    candidates = {**request, "inputs": main} if main is not None and not ids else dict(request)
     for part, (name, value) in enumerate(sorted(candidates.items())):
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dim() < 2:
+        if not isinstance(value, torch.Tensor) or value.dim() < 2:
+            continue
+        masks = name == "attention_mask" and not ids and not bool((value != 0).all())
+        if not (value.is_floating_point() or masks or name in BESIDE):
             continue
         rows = max(rows, int(value.shape[0]))
         role = ROLE["prompt.embeds"] if name == "inputs_embeds" else ROLE["prompt.media"]

@@ -4,6 +4,7 @@ Every patch is kept with the very object that it replaced, and `uninstrument` pu
 twice changes nothing.
 """
 
+import functools
 import gc
 import sys
 import types
@@ -47,11 +48,30 @@ def wrap(model: Any, tokenizer: Any = None) -> Any:
     _install_seam()
     MODELS.know_tokenizer(model, tokenizer)
     if model not in _wrapped:
-        plain = getattr(type(model).generate, "provenance_original", type(model).generate)
+        stood = vars(model).get("generate")  # of a copy of a wrapped model: our own
+        observed = recorded(_plain(model))
+        observed.provenance_replaced = getattr(stood, "provenance_replaced", stood)  # type: ignore[attr-defined]
         # A bound method copies and pickles with its model, and rebinds to the copy; a closure would not.
-        model.generate = types.MethodType(recorded(plain), model)
+        model.generate = types.MethodType(observed, model)
         _wrapped.add(model)
     return model
+
+
+def _plain(model: Any) -> Callable[..., Any]:
+    """Return what generates for a model, as a function of its class: somebody may have put one on the model itself."""
+    inherited: Callable[..., Any] = type(model).generate
+    own = vars(model).get("generate")
+    if isinstance(own, types.MethodType) and own.__self__ is model:
+        inherited = own.__func__
+    elif own is not None:
+
+        @functools.wraps(inherited)
+        def generate(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - it is bound already
+            return own(*args, **kwargs)
+
+        return generate
+    plain: Callable[..., Any] = getattr(inherited, "provenance_original", inherited)
+    return plain
 
 
 def instrument() -> None:
@@ -71,7 +91,9 @@ def uninstrument(model: Any = None) -> None:
     """Take the observer off one model, or off everything, and put back the very functions that stood there."""
     for item in list(_wrapped) if model is None else [getattr(model, "model", model), model]:
         if item in _wrapped:
-            vars(item).pop("generate", None)
+            replaced = getattr(vars(item).pop("generate", None), "provenance_replaced", None)
+            if replaced is not None:
+                item.generate = replaced
             _wrapped.discard(item)
     if model is not None:
         return
@@ -125,8 +147,9 @@ def _pipeline_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
-        if getattr(self, "tokenizer", None) is not None:
-            MODELS.know_tokenizer(self.model, self.tokenizer)
+        with recorders.Harmless("the tokenizer of a pipeline"):
+            if getattr(self, "tokenizer", None) is not None:
+                MODELS.know_tokenizer(self.model, self.tokenizer)
 
     __init__.provenance_original = original  # type: ignore[attr-defined]
     return __init__
@@ -138,5 +161,6 @@ def _remember_tokenizers() -> None:
     if module is None:
         return
     for item in gc.get_objects():
-        if isinstance(item, module.Pipeline) and getattr(item, "tokenizer", None) is not None:
+        # By its type: some objects run code, warn or raise when they are asked for their class.
+        if issubclass(type(item), module.Pipeline) and getattr(item, "tokenizer", None) is not None:
             MODELS.know_tokenizer(item.model, item.tokenizer)

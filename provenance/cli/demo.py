@@ -1,6 +1,7 @@
 """demo: a real model called a few times, the records in SQL, and two runs of one prompt that part, explained."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +21,18 @@ from provenance.settings import cache_home, load, places
 from provenance.store import database, queries
 
 PROMPTS = (
+    "A function",
+    "The first argument",
+    "The exception",
     "The for statement is used to",
-    "A list is",
-    "If an exception occurs in the try clause, the rest of the clause is skipped",
-    "When a function is called, its arguments are",
+    "If an exception occurs in the try clause, the rest of the clause is skipped and the handler is looked for",
+)
+# Which prompts part depends on the processor. Where none does, the batch gets a longer companion, and so more padding.
+COMPANIONS = (
+    "The try statement specifies exception handlers and cleanup code for a group of statements, so that",
+    "A dictionary display yields a new dictionary object, and its keys and values are evaluated in order, and then",
+    "The with statement guarantees that the other method will always be called, and if an exception caused the suite \
+to be exited, its type, value, and traceback are passed as arguments to it, and in that case",
 )
 TOKENS = 64
 SQL = (
@@ -49,7 +58,12 @@ def demo(
     recorders.configure(db=str(path), writer="thread")
     wrap(model, tokenizer)
     alone = _alone(model, tokenizer, prompts, tokens)
-    batch = _batch(model, tokenizer, prompts, tokens)
+    batch = _batch(model, tokenizer, prompts, tokens, alone)
+    for companion in COMPANIONS:
+        if alone != batch[: len(alone)]:
+            break
+        _say("   None of them answered differently here. Again, with a longer prompt beside them:\n")
+        batch = _batch(model, tokenizer, (*prompts, companion), tokens, alone)
     if not flush(60):
         raise ProvenanceError(f"the database {path} did not take the records within a minute; the spool keeps them.")
     return _tell(path, prompts, alone, batch, tokenizer)
@@ -68,8 +82,6 @@ def _load(real: bool, yes: bool) -> tuple[Any, Any, tuple[str, ...]]:
 
 def _fresh() -> Path:
     """Return the path of a new database in the cache, without what an earlier demo left there."""
-    import os
-
     path = cache_home(os.environ) / "provenance" / "demo.db"
     spool = places(load({"db": str(path)})).spool
     for old in [*path.parent.glob(path.name + "*"), *spool.glob("*")]:
@@ -89,13 +101,16 @@ def _alone(model: Any, tokenizer: Any, prompts: tuple[str, ...], tokens: int) ->
     return answers
 
 
-def _batch(model: Any, tokenizer: Any, prompts: tuple[str, ...], tokens: int) -> list[str]:
-    """Answer the same prompts as one batch."""
+def _batch(model: Any, tokenizer: Any, prompts: tuple[str, ...], tokens: int, alone: list[str]) -> list[str]:
+    """Answer the same prompts as one batch, and say which answers are others than before."""
     _say(f"2. The same {len(prompts)} prompts as one batch, padded on the left to one length.\n")
     with labelled(name="batch", tags={"demo": "batch"}):
         answers = _generate(model, tokenizer, list(prompts), tokens)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        _say(f"   {prompt} ▸ {render.clip(answer, 160)}\n")
+    for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        before = alone[n] if n < len(alone) else answer
+        same = render.common(before, answer)
+        told = "= as alone" if before == answer else f"≠ {render.clip('…' + answer[max(0, same - 30) :], 120)}"
+        _say(f"   {prompt} ▸ {told}\n")
     return answers
 
 
@@ -115,9 +130,9 @@ def _tell(path: Path, prompts: tuple[str, ...], alone: list[str], batch: list[st
     _say(f"   {SQL}\n")
     heads, rows, _ = query(engine, SQL, 100)
     render.table(heads, [[*row[:-1], render.clip(str(row[-1]), 44)] for row in rows])
-    parted = [n for n, (one, other) in enumerate(zip(alone, batch, strict=True)) if one != other]
+    parted = [n for n, (one, other) in enumerate(zip(alone, batch, strict=False)) if one != other]
     if not parted:
-        _say("\n4. No prompt answered differently in the batch on this machine; try --tokens 128.")
+        _say("\n4. No prompt answered differently in a batch on this machine; try --tokens 256.")
         return 0
     _say(f"\n4. {len(parted)} of {len(prompts)} prompts answered differently in the batch. Why?\n")
     chosen, answer = _clearest(engine, parted, len(prompts))
@@ -133,9 +148,8 @@ def _tell(path: Path, prompts: tuple[str, ...], alone: list[str], batch: list[st
 
 def _clearest(engine: Any, parted: list[int], count: int) -> tuple[int, dict[str, Any]]:
     """Explain the prompts that parted, and return the one that parts first; one that was padded, if there is one."""
-    newest = [line.run_id for line in queries.log(engine, count + 1)]
-    batch: Run = queries.load(engine, newest[0])
-    alone = list(reversed(newest[1:]))
+    batch: Run = queries.load(engine, queries.log(engine, 1, name="batch")[0].run_id)
+    alone = [line.run_id for line in reversed(queries.log(engine, count, name="alone"))]
     answers = [(n, compare.compare(queries.load(engine, alone[n]), batch, None, (n, None))) for n in parted]
     padded = {s.row for s in batch.sequences if s.padding}
     return min(answers, key=lambda item: (item[0] not in padded, item[1]["outputs"]["first_divergent_token"] or 0))

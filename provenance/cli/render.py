@@ -100,6 +100,16 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with in common.
+
+    >>> common("over the hill", "over there")
+    8
+    """
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(one), len(other)))
+
+
 def columns() -> int:
     """Return the width to print for."""
     return shutil.get_terminal_size((110, 24)).columns

@@ -175,7 +175,7 @@ def _outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
     if answer["outputs"]["equal"] or None in texts:
         return []
     out: list[tuple[str, str]] = [("plain", ""), ("head", "The two outputs")]
-    common = _common(str(texts[0]), str(texts[1]))
+    common = render.common(str(texts[0]), str(texts[1]))
     for side, text in zip("AB", texts, strict=True):
         shown = f"{str(text)[:common]}⟦{str(text)[common:]}⟧"
         out.append(("plain", f"  {side}: {shown}"))
@@ -185,12 +185,3 @@ def _outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
 def _text(run: Run, place: dict[str, Any]) -> str | None:
     found = next((s for s in run.sequences if s.row == place["prompt"] and s.ret == place["return"]), None)
     return found.output_text if found is not None else None
-
-
-def _common(one: str, other: str) -> int:
-    length = 0
-    for x, y in zip(one, other, strict=False):
-        if x != y:
-            break
-        length += 1
-    return length

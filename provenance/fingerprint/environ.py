@@ -15,17 +15,19 @@ from provenance.catalogue.fields import table
 from provenance.facts import Field, State
 
 CREDENTIAL = re.compile(
-    r"://[^/\s]*:[^/\s]*@|\b(?:bearer|basic)\s+\S{8}|\b(?:sk|hf|ghp|xox[abp]|AKIA)[-_]?[A-Za-z0-9]{12}|-----BEGIN",
+    r"://[^/\s]*:[^/\s]*@|\b(?:bearer|basic)\s+\S{8}|-----BEGIN"
+    r"|\b(?:sk-(?:[a-z0-9]+-)*|sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|eyJ)[-_]?[A-Za-z0-9]{12}",
     re.IGNORECASE,
 )
 # Values of these hold paths; equal content at another place is no difference, but the path itself is a fact.
 LIMIT = 2000
+NEVER_READ = "SECRET: never read"
 
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
-    """Return the allow-list."""
-    return tuple(name[4:] for name in table() if name.startswith("env."))
+    """Return the allow-list. The catalogue names some variables only to say that they are never read."""
+    return tuple(name[4:] for name, spec in table().items() if name.startswith("env.") and NEVER_READ not in spec.help)
 
 
 @lru_cache(maxsize=1)

@@ -127,8 +127,17 @@ def _mapping(value: Mapping[object, object]) -> object:
     return {"pairs": sorted(([plain(key), plain(item)] for key, item in value.items()), key=repr)}
 
 
+class _Key(dict[str, object]):
+    """The form of an object that was a key: a key again, that has the same form."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(self))
+
+
 def _frozen(key: object) -> object:
-    return tuple(_frozen(item) for item in key) if isinstance(key, list) else key
+    if isinstance(key, list):
+        return tuple(_frozen(item) for item in key)
+    return _Key(key) if isinstance(key, dict) else key
 
 
 def _check(value: object, path: str) -> None:

@@ -7,7 +7,6 @@ database is made, an older one is refused with the command that upgrades it.
 
 import os
 import sqlite3
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch,
 
 HEAD = "0001"
 REVISIONS = ("0001",)
+MAGIC = b"SQLite format 3\0"
 PAGE_BYTES = 8192
 WRITE_WAIT_MS = 60_000
 READ_WAIT_MS = 5_000
@@ -32,6 +32,9 @@ def writing(url: str, file: Path | None) -> Engine:
     """
     if file is not None:
         _make(file)
+        if _begun(file):
+            # Before a pragma touches it: it may be somebody else's.
+            schema(_sqlite(file, read_only=True), str(file))
         return _sqlite(file, read_only=False)
     return _server(url, read_only=False)
 
@@ -58,6 +61,24 @@ def _exists(file: Path) -> None:
             f"there is no database at {file}. Record a run first (`provenance demo` does), or name another with "
             "--db or PROVENANCE_DB."
         )
+    _begun(file)
+
+
+def _begun(file: Path) -> bool:
+    """Say whether there is anything in a file.
+
+    Raises BadFile where it is no database: SQLite itself takes a short text for an empty one.
+    """
+    head = b"no file"
+    try:
+        if file.is_file():
+            with file.open("rb") as content:
+                head = content.read(len(MAGIC))
+    except OSError as error:
+        raise NoDatabase(f"the database {file} cannot be opened: {error.strerror}.") from error
+    if head and head != MAGIC:
+        raise BadFile(f"{file} is not a database; set PROVENANCE_DB to another path.")
+    return bool(head)
 
 
 def _make(file: Path) -> None:
@@ -204,7 +225,4 @@ def failed(engine: Engine, error: Exception) -> bool:
 
 def driver(connection: Connection) -> Any:
     """Return the driver's own connection, for the writer's bulk statements."""
-    raw = connection.connection.driver_connection
-    with suppress(AttributeError):
-        raw.row_factory = None  # type: ignore[union-attr]
-    return raw
+    return connection.connection.driver_connection

@@ -55,6 +55,7 @@ class Ingest:
     def _same_key(self) -> None:
         with self.engine.begin() as connection:
             bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+            bulk.alone()
             found = bulk.run("select value from store_info where name='key_id'")
             if not found:
                 bulk.run("insert into store_info(name, value) values('key_id', ?)", (self.key_id,))
@@ -129,6 +130,7 @@ class Batch:
 
     def begin(self, items: Sequence[Item]) -> bool:
         """Lock the stream's row, making it at first sight, and see which records are there already."""
+        self.bulk.alone()
         self._lock_stream()
         self.next_run = self._next("runs", "id")
         self.next_entry = self.bulk.run("select coalesce(max(idx) + 1, 0) from log_entries where log=?", (LOG,))[0][0]
@@ -270,6 +272,7 @@ class Batch:
             "random_state": digests.file_digest("&".join(states).encode()) if facts.get("sampled") else None,
             "leaf": digests.leaf_hash(leaf),
         }  # fmt: skip
+        rolling.late(self.documents, run, facts)
         run["call_facts"] = clean(orjson.dumps({**orjson.loads(run["call_facts"]), **facts}).decode())
         if run["id"]:
             self._sequences(run, record)
@@ -280,7 +283,8 @@ class Batch:
         if start_seq in self.rows.runs:
             return self.rows.runs[start_seq]
         if start_seq not in self.rows.old_runs:
-            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status", "weights")
+            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status", "weights", "weight_files",
+                     "weights_note")  # fmt: skip
             found = self.bulk.run(
                 f"select {','.join(names)} from runs where stream=? and start_seq=?", (self.id, start_seq)
             )

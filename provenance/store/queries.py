@@ -130,9 +130,9 @@ def load(engine: Engine, run_id: str) -> Run:
         bodies = _bodies(connection, row["id"])
         rows = _sequence_rows(connection, row["id"])
     error = next((body.data.decode("utf-8", "replace") for body in bodies if ROLES[body.role] == "error.text"), "")
-    status = "running" if row["status"] == "running" and not stream["ended"] else row["status"]
     return Run(
-        run_id=row["run_id"], kind=row["kind"], runtime=row["runtime"], operation=row["operation"], status=status,
+        run_id=row["run_id"], kind=row["kind"], runtime=row["runtime"], operation=row["operation"],
+        status=row["status"],
         started_at=row["started_at"], duration_ns=row["duration_ns"], fields=fields,
         sequences=tuple(_sequence(item, bodies, facts) for item in rows),
         name=row["name"] or "", tags=tags, error=": ".join(filter(None, (row["error"], error))),

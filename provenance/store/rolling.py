@@ -10,7 +10,7 @@ from typing import Any
 
 from provenance.facts import FINISHES
 from provenance.integrity.canonical import raw
-from provenance.store.rows import Bulk, Documents
+from provenance.store.rows import Bulk, Documents, clean
 
 FINISH = dict(enumerate(FINISHES))
 
@@ -40,6 +40,16 @@ def count(bulk: Bulk, documents: Documents, run: dict[str, Any], sequence: dict[
     bulk.run(_INPUTS, (group, sequence["input_key"], values, state, weights, number, number, at, at))
     bulk.run(_OUTPUTS, (group, sequence["output_key"], number, number))
     bulk.run(_RECOUNT, (group,))
+
+
+def late(documents: Documents, run: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Take over what a call that outlasted the hashing says of its weights itself: the files' root, or a reason."""
+    files = facts.pop("weights.files_root", {}).get("$field", {}).get("value")
+    if isinstance(files, str):
+        run["weight_files"] = documents.weights(raw(files))
+    reason = facts.pop("weights.loaded_root", {}).get("$field", {}).get("reason")
+    if reason and run.get("weights") is None:
+        run["weights_note"] = clean(f"unknown: {reason}")
 
 
 def bind(bulk: Bulk, documents: Documents, stream: int, binding: dict[str, Any]) -> None:

@@ -17,10 +17,12 @@ from provenance.store import codec, tables
 
 NOTHING = bytes(32)
 NAME_CHARS = 200
+WRITERS = 0x70726F76  # the advisory lock of a PostgreSQL database that its writers share
 RUN_COLUMNS = tuple(column.name for column in tables.runs.columns)
 SEQUENCE_COLUMNS = tuple(column.name for column in tables.sequences.columns)
 # What an end adds to a run, and to a sequence, whose start was committed before.
-RUN_UPDATE = ("end_seq", "status", "ended_at", "duration_ns", "settings", "weights", "random_state", "error",
+RUN_UPDATE = ("end_seq", "status", "ended_at", "duration_ns", "settings", "weights", "weight_files",
+              "weights_note", "random_state", "error",
               "call_facts", "leaf")  # fmt: skip
 SEQUENCE_UPDATE = ("output_key", "input_tokens", "output_tokens", "padding_tokens", "finish", "min_margin",
                    "min_margin_at", "output_preview")  # fmt: skip
@@ -47,6 +49,11 @@ class Bulk:
     def __init__(self, raw: Any, dialect: str) -> None:
         self.cursor = raw.cursor()
         self.mark = "?" if dialect == "sqlite" else "%s"
+
+    def alone(self) -> None:
+        """Wait until no other host's writer is in a transaction: ids and places in the log are given in order."""
+        if self.mark == "%s":  # SQLite's own lock is taken as its transaction begins
+            self.run("select pg_advisory_xact_lock(?)", (WRITERS,))
 
     def insert(self, table: Table, rows: Sequence[Sequence[Any]], ignore: bool = False) -> None:
         """Insert whole rows, in the order of the table's columns; ``ignore`` leaves existing rows alone."""

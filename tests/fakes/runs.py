@@ -1,6 +1,7 @@
 """Runs made by hand, with a dial for each thing that the explainer looks at."""
 
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from typing import Any
 
 from provenance.facts import Field, Run, Sequence, State, Step

@@ -80,12 +80,15 @@ def test_only_the_table_of_commands_and_the_lazy_tables_import_by_text() -> None
     users = {
         str(path.relative_to(ROOT))
         for path in FILES
-        if "import_module(" in path.read_text(encoding="utf-8").replace("importlib.import_module(\"torch\")", "")
+        if "import_module(" in path.read_text(encoding="utf-8").replace('importlib.import_module("torch")', "")
     }
-    assert users == {"__init__.py", "cli/main.py", "catalogue/fields.py"}
+    # cli/gemma.py asks for a package of somebody else's, which is installed as it goes
+    assert users == {"__init__.py", "cli/main.py", "cli/gemma.py", "catalogue/fields.py"}
 
 
-@pytest.mark.parametrize("heavy", ["torch", "sqlalchemy", "alembic", "pynvml", "psutil", "rich", "typer", "transformers"])
+@pytest.mark.parametrize(
+    "heavy", ["torch", "sqlalchemy", "alembic", "pynvml", "psutil", "rich", "typer", "transformers"]
+)
 def test_importing_us_is_light(heavy: str) -> None:
     code = f"import provenance, sys; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=False).returncode == 0

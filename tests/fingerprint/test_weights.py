@@ -1,0 +1,312 @@
+"""Digests of weights: of the bytes in memory and of the bytes in files, whatever their layout, or a reason."""
+
+import gc
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from provenance.facts import WeightEntry, WeightsManifest
+from provenance.fingerprint import weights
+from provenance.fingerprint.reading import Missing
+from tests.fakes import models
+
+
+def _never() -> bool:
+    return False
+
+
+def _entry(tensor: Any, stop: Callable[[], bool] = _never) -> WeightEntry:
+    return weights.entry("tensor", "w", tensor, {}, stop)
+
+
+def _sha(tensor: Any) -> str:
+    """Digest a tensor another way: through a flat list of its bytes."""
+    return hashlib.sha256(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())).hexdigest()
+
+
+LAYOUTS: dict[str, Callable[[], Any]] = {
+    "float32": lambda: torch.arange(12.0).reshape(3, 4),
+    "float64": lambda: torch.arange(5, dtype=torch.float64),
+    "bfloat16": lambda: torch.arange(7, dtype=torch.bfloat16),
+    "float16": lambda: torch.arange(7, dtype=torch.float16),
+    "int8": lambda: torch.arange(-5, 5, dtype=torch.int8),
+    "int64": lambda: torch.tensor([2**40, -1]),
+    "bool": lambda: torch.tensor([True, False, True]),
+    "float8": lambda: torch.arange(8.0).to(torch.float8_e4m3fn),
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).t(),
+    "every other": lambda: torch.arange(20.0)[::2],
+    "from the middle": lambda: torch.arange(20.0)[5:9],
+    "expanded": lambda: torch.tensor([[1.0], [2.0]]).expand(2, 3),
+    "larger than a chunk": lambda: torch.arange(weights.CHUNK // 4 + 1000, dtype=torch.float32),
+    "larger than a chunk, transposed": lambda: torch.arange(2_100_000, dtype=torch.float32).reshape(1050, 2000).t(),
+    "a parameter": lambda: nn.Parameter(torch.arange(3.0)),
+    "not a number, and zeros of both signs": lambda: torch.tensor([float("nan"), float("inf"), -0.0, 0.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_the_digest_is_of_the_bytes_in_row_order_whatever_the_layout(name: str) -> None:
+    tensor = LAYOUTS[name]()
+    found = _entry(tensor)
+    flat = tensor.detach()
+    expected = (
+        hashlib.sha256(flat.contiguous().numpy().tobytes()).hexdigest() if "larger" in name else _sha(flat)
+    )  # fmt: skip
+    assert found.sha256 == expected
+    assert found.shape == tuple(tensor.shape)
+    assert found.dtype == str(tensor.dtype).removeprefix("torch.")
+    assert found.size == tensor.numel() * tensor.element_size()
+
+
+def test_nothing_is_the_digest_of_nothing() -> None:
+    assert _entry(torch.empty(0, 4)).sha256 == hashlib.sha256(b"").hexdigest()
+    assert _entry(torch.tensor(2.5)).shape == ()
+
+
+def test_the_sign_of_a_zero_counts() -> None:
+    assert _entry(torch.tensor([0.0])).sha256 != _entry(torch.tensor([-0.0])).sha256
+
+
+def test_hashing_a_tensor_leaves_it_as_it_was() -> None:
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    before, version, pointer = tensor.clone(), tensor._version, tensor.data_ptr()
+    _entry(tensor)
+    assert torch.equal(tensor, before)
+    assert (tensor._version, tensor.data_ptr()) == (version, pointer)
+
+
+def test_a_manifest_names_every_tensor_tied_ones_and_unsaved_buffers_included() -> None:
+    model = models.gpt2()
+    model.register_buffer("unsaved", torch.ones(2), persistent=False)
+    found = {entry.name: entry for entry in weights.of_tensors(model).entries}
+    expected = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    expected |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    assert set(found) == expected
+    assert found["unsaved"].kind == "buffer"
+    assert found["lm_head.weight"].sha256 == found["transformer.wte.weight"].sha256
+    assert found["lm_head.weight"].kind == "tensor"
+
+
+def test_tied_tensors_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    digest = weights._digest
+
+    def counted(tensor: Any, stop: Any) -> str:
+        reads.append(tensor.data_ptr())
+        return digest(tensor, stop)
+
+    monkeypatch.setattr(weights, "_digest", counted)
+    model = models.gpt2()
+    weights.of_tensors(model)
+    assert len(reads) == len(set(reads)) < len(weights.named(model))
+
+
+def test_views_that_share_an_address_are_not_taken_for_each_other() -> None:
+    whole = torch.arange(16.0).reshape(4, 4)
+    module = nn.Module()
+    for name, tensor in (("a", whole), ("b", whole.t()), ("c", whole[:2]), ("d", whole.view(torch.int32))):
+        module.register_buffer(name, tensor)
+    found = {entry.name: entry for entry in weights.of_tensors(module).entries}
+    assert len({entry.sha256 for entry in found.values()}) == 3  # b and c differ; d has the bytes of a
+    assert found["a"].sha256 == found["d"].sha256
+    assert found["b"].sha256 == _sha(whole.t())
+
+
+def test_the_root_depends_on_names_types_shapes_and_bytes_and_on_no_order() -> None:
+    model = models.llama()
+    manifest = weights.of_tensors(model)
+    assert WeightsManifest("tensors", tuple(reversed(manifest.entries))).root == manifest.root
+    assert WeightsManifest.read(manifest.document()) == WeightsManifest("tensors", tuple(sorted(manifest.entries)))
+    assert weights.of_tensors(models.llama()).root == manifest.root
+    roots = {manifest.root}
+    first = manifest.entries[0]
+    for change in ({"name": "other"}, {"dtype": "int32"}, {"shape": (1, 2)}, {"sha256": "0" * 64}):
+        roots.add(WeightsManifest("tensors", (first._replace(**change), *manifest.entries[1:])).root)
+    roots.add(WeightsManifest("tensors", manifest.entries[1:]).root)
+    assert len(roots) == 6
+
+
+# -- what has no bytes ------------------------------------------------------------------------------
+
+
+class Packed(torch.Tensor):  # type: ignore[misc]
+    """Stands for a quantised tensor."""
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.empty(2, device="meta"), "w is on the meta device: it has no bytes"),
+        (lambda: torch.ones(2).as_subclass(Packed), "w is a Packed, whose bytes are not its value"),
+        (lambda: nn.Parameter(torch.ones(2).as_subclass(Packed)), "whose bytes are not its value"),
+    ],
+)
+def test_a_tensor_without_bytes_of_its_own_says_so(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(Missing, match=reason):
+        _entry(make())
+
+
+def test_a_tensor_whose_memory_was_taken_away_says_so() -> None:
+    tensor = torch.arange(8.0)
+    tensor.untyped_storage().resize_(0)  # what sharding does with weights that are not needed
+    with pytest.raises(Missing, match="a tensor was released while it was hashed"):
+        _entry(tensor)
+
+
+def test_memory_taken_away_between_two_chunks_is_noticed() -> None:
+    tensor = torch.zeros(weights.CHUNK // 2)
+
+    def release() -> bool:
+        tensor.untyped_storage().resize_(0)
+        return False
+
+    with pytest.raises(Missing, match="a tensor was released while it was hashed"):
+        _entry(tensor, release)
+
+
+def test_hashing_stops_between_chunks_when_it_is_told_to() -> None:
+    asked = []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) == 2
+
+    with pytest.raises(weights.Stopped):
+        _entry(torch.zeros(weights.CHUNK), stop)
+    assert len(asked) == 2
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def _file_sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_files_are_hashed_as_bytes_and_others_are_left_out(tmp_path: Path) -> None:
+    save_file({"w": torch.arange(6.0)}, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.bin.txt").write_text("not a weight")
+    (tmp_path / "folder.bin").mkdir()
+    manifest = weights.of_files(tmp_path, _never)
+    assert manifest.kind == "files"
+    assert [(entry.name, entry.sha256) for entry in manifest.entries] == [
+        (name, _file_sha(tmp_path / name)) for name in ("model.safetensors", "model.safetensors.index.json")
+    ]
+
+
+def test_one_file_is_a_checkpoint_too(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(os.urandom(weights.CHUNK + 17))
+    (entry,) = weights.of_files(path, _never).entries
+    assert (entry.name, entry.size, entry.sha256) == ("tiny.gguf", weights.CHUNK + 17, _file_sha(path))
+
+
+class Trap:
+    """Whoever unpickles this makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (open, (self.path, "w"))
+
+
+def test_no_file_is_ever_unpickled(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    trap = pickle.dumps(Trap(str(sprung)))
+    pickle.loads(trap).close()
+    assert sprung.exists()
+    sprung.unlink()
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "x.safetensors"):
+        (folder / name).write_bytes(trap)
+    assert len(weights.of_files(folder, _never).entries) == 4
+    gc.collect()
+    assert not sprung.exists()
+
+
+def test_a_file_that_changes_while_it_is_hashed_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(weights.CHUNK * 2))
+    os.utime(path, (1e9, 1e9))
+
+    def change() -> bool:
+        with path.open("r+b") as file:
+            file.write(b"other")
+        return False
+
+    with pytest.raises(Missing, match=r"model.safetensors changed while it was hashed"):
+        weights.of_files(tmp_path, change)
+
+
+def test_a_file_swapped_for_another_is_hashed_as_the_one_that_was_opened_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(weights.CHUNK * 2))
+    expected = _file_sha(path)
+
+    def swap() -> bool:
+        other = tmp_path / "draft"
+        other.write_bytes(os.urandom(weights.CHUNK * 2))
+        other.replace(path)
+        return False
+
+    with suppress(Missing):  # where the system notes at once that the file lost its name
+        (entry,) = weights.of_files(tmp_path, swap).entries
+        assert entry.sha256 == expected
+
+
+def test_hashing_files_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(bytes(weights.CHUNK * 3))
+    with pytest.raises(weights.Stopped):
+        weights.of_files(tmp_path, lambda: True)
+
+
+def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="the checkpoint's folder holds no weight files"):
+        weights.of_files(tmp_path, _never)
+
+
+# -- where a model came from ------------------------------------------------------------------------
+
+
+def test_the_checkpoint_is_the_folder_that_the_model_names(tmp_path: Path) -> None:
+    model = models.llama()
+    model.config._name_or_path = str(tmp_path)
+    assert weights.checkpoint(model, {}) == tmp_path
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", None])
+def test_the_checkpoint_is_found_in_the_cache_of_the_hub(variable: str | None, tmp_path: Path, home: Path) -> None:
+    cache = {"HF_HUB_CACHE": tmp_path, "HF_HOME": tmp_path / "hub", None: home / ".cache" / "huggingface" / "hub"}
+    folder = cache[variable] / "models--some--tiny" / "snapshots" / "abc123"
+    folder.mkdir(parents=True)
+    model = models.llama()
+    model.config._name_or_path, model.config._commit_hash = "some/tiny", "abc123"
+    assert weights.checkpoint(model, {variable: str(tmp_path)} if variable else {}) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "commit", "reason"),
+    [
+        ("", None, "the model was not loaded from files"),
+        ("some/absent", "abc123", "the files of some/absent are not in the cache"),
+        ("some/absent", None, "the files of some/absent are not in the cache"),
+    ],
+)
+def test_a_checkpoint_that_is_not_here_says_why(name: str, commit: str | None, reason: str) -> None:
+    model = models.llama()
+    model.config._name_or_path, model.config._commit_hash = name, commit
+    with pytest.raises(Missing, match=reason):
+        weights.checkpoint(model, {})

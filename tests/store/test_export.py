@@ -1,0 +1,171 @@
+"""A run as one file: it reads back whole, and a file from anybody is refused in one sentence, never trusted."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from provenance.errors import BadFile
+from provenance.facts import Field, Run, Sequence, State, Step
+from provenance.store import export
+from tests.fakes.records import is_one_sentence
+from tests.fakes.values import INF, nan
+
+RUN = Run(
+    run_id="00000001-0000-7000-8000-000000000000", kind="call", runtime="transformers", operation="generate", status="ok",
+    started_at=2**62, duration_ns=2**53 + 1, name="nightly", tags={"suite": "7"}, error="ValueError: no", key_id="ab" * 8,
+    digests={"environment": "p1:sha256:00"},
+    fields={
+        "gpu.count": Field.unknown("gpu.count", "no driver"), "a.float": Field("a.float", 0.1, source="call"),
+        "a.list": Field("a.list", [1, None, "x", 2**70]), "a.unset": Field.unset("a.unset"), "a.none": Field("a.none", None),
+        "a.moot": Field.moot("a.moot", "greedy"), "a.red": Field("a.red", None, State.REDACTED),
+        "a.text": Field("a.text", "\ud800"),
+    },
+    sequences=(
+        Sequence(
+            0, 1, "aa", "bb", (1, 2**40), (3,), "in é", "out\0", {"args": (1, b"x", -0.0)}, nan(0x7FF8000000000001), "eos", 4,
+            (Step(3, (3, 9), (INF, -INF), None, 0.0, 9), Step(4, (), (), -0.5, None, None)), "float32", "",
+        ),
+        Sequence(1, 0, no_evidence="beam search"),
+    ),
+)  # fmt: skip
+GOOD: dict[str, Any] = orjson.loads(export.dumps(RUN))
+
+
+def sequence(**changes: Any) -> dict[str, Any]:
+    """Return the form of the run with its first sequence changed."""
+    first = {**GOOD["sequences"][0], **changes}
+    return {**GOOD, "sequences": [first]}
+
+
+# -- round trip ---------------------------------------------------------------------------------------
+
+
+def test_a_run_reads_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(export.dumps(RUN))
+    back = export.read_file(path)
+    assert export.document(back) == export.document(RUN)
+    assert repr(back.sequences) == repr(RUN.sequences)
+    assert {name: (f.state, f.reason, f.source, f.value) for name, f in back.fields.items()} == {
+        name: (f.state, f.reason, f.source, f.value) for name, f in RUN.fields.items()
+    }
+    assert (back.started_at, back.duration_ns, back.tags) == (2**62, 2**53 + 1, {"suite": "7"})
+
+
+def test_numbers_that_other_readers_would_round_travel_as_text() -> None:
+    assert GOOD["started_at"] == str(2**62)
+    assert GOOD["duration_ns"] == str(2**53 + 1)
+    assert GOOD["sequences"][0]["steps"][0][2] == ["inf", "-inf"]
+
+
+def test_text_that_json_cannot_hold_is_escaped_and_the_file_is_json() -> None:
+    odd = Run("r", "call", "", "", "ok", 1, None, {}, (Sequence(0, 0, input_text="a\ud800"),))
+    assert orjson.loads(export.dumps(odd))["sequences"][0]["input_text"] == "a\\ud800"
+
+
+def test_a_reader_ignores_what_it_does_not_know() -> None:
+    later = {**GOOD, "later": {"x": 1}, "sequences": [{**item, "later": 1} for item in GOOD["sequences"]]}
+    assert export.document(export.read(later, "f")) == export.document(RUN)
+
+
+def test_a_file_of_the_first_writer_with_the_fewest_keys_is_a_run() -> None:
+    least = {"schema": export.SCHEMA, "run_id": "r", "status": "ok", "started_at": "1", "fields": {}, "sequences": []}
+    run = export.read(least, "f")
+    assert (run.run_id, run.kind, run.tags, run.duration_ns) == ("r", "call", {}, None)
+
+
+# -- files from anybody -------------------------------------------------------------------------------
+
+HOSTILE: dict[str, Any] = {
+    "nothing": None, "text": "x", "number": 1, "list": [], "empty": {}, "no schema": {**GOOD, "schema": None},
+    "newer schema": {**GOOD, "schema": "provenance/run/2"}, "schema of another kind": {**GOOD, "schema": {}},
+    **{f"without {key}": {k: v for k, v in GOOD.items() if k != key} for key in ("run_id", "status", "started_at", "fields", "sequences")},
+    **{f"{key} is a list": {**GOOD, key: [[1]]} for key in ("started_at", "fields", "tags", "digests", "sequences", "duration_ns")},
+    **{f"{key} is a number": {**GOOD, key: 7} for key in ("fields", "tags", "digests", "sequences")},
+    "time is no number": {**GOOD, "started_at": "soon"}, "time is huge": {**GOOD, "started_at": "9" * 5000},
+    "time is infinite": {**GOOD, "started_at": INF}, "time is null": {**GOOD, "started_at": None},
+    "field is a number": {**GOOD, "fields": {"a": 1}}, "field has a strange state": {**GOOD, "fields": {"a": {"state": "maybe"}}},
+    "field has a strange float": {**GOOD, "fields": {"a": {"value": {"float": "x"}}}},
+    "field has a strange integer": {**GOOD, "fields": {"a": {"value": {"integer": "9" * 9999}}}},
+    "field has a strange text": {**GOOD, "fields": {"a": {"value": {"text": "zz"}}}},
+    "field has half a surrogate": {**GOOD, "fields": {"a": {"value": {"text": "ff"}}}},
+    "field has strange pairs": {**GOOD, "fields": {"a": {"value": {"pairs": [1, [2]]}}}},
+    "sequence is a number": {**GOOD, "sequences": [1]}, "sequence has no row": {**GOOD, "sequences": [{"ret": 0}]},
+    "row is text": sequence(row="first"), "row is infinite": sequence(row=INF), "ids are text": sequence(input_ids="x"),
+    "ids hold null": sequence(output_ids=[None]), "ids are a number": sequence(output_ids=5),
+    "ids are infinite": sequence(output_ids=[INF]), "padding is text": sequence(padding="x"),
+    "steps are a number": sequence(steps=5), "a step is short": sequence(steps=[[1, [], []]]),
+    "a step is a number": sequence(steps=[5]), "a token is null": sequence(steps=[[None, [], [], None, None, None]]),
+    "a token is infinite": sequence(steps=[[INF, [], [], None, None, None]]),
+    "a logit is text": sequence(steps=[[1, [1], ["x"], None, None, None]]),
+    "value is no value": sequence(input_value=5), "value is empty": sequence(input_value=[]),
+    "value has three parts": sequence(input_value=[1, 2, 3]), "tag is a list": sequence(input_value=[1, {"$": []}]),
+    "float is short": sequence(input_value=[1, {"$": "f8", "v": "00"}]), "float is none": sequence(input_value=[1, {"$": "f8"}]),
+    "bytes are none": sequence(input_value=[1, {"$": "bytes", "v": "A"}]),
+    "int is none": sequence(input_value=[1, {"$": "int", "v": "0xzz"}]), "dict is none": sequence(input_value=[1, {"$": "dict", "v": 5}]),
+    "complex is none": sequence(input_value=[1, {"$": "complex", "v": [[], []]}]),
+    "table is empty": sequence(input_value=[1, {"$": "nodes", "v": []}]),
+    "table points at itself": sequence(input_value=[1, {"$": "nodes", "v": [{"$": "at", "v": 0}]}]),
+    "table points outside": sequence(input_value=[1, {"$": "nodes", "v": [{"$": "at", "v": 9}]}]),
+    "table shares a row": sequence(input_value=[1, {"$": "nodes", "v": [[{"$": "at", "v": 1}, {"$": "at", "v": 1}], []]}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_is_no_run_is_refused_in_one_sentence(form: object) -> None:
+    with pytest.raises(BadFile, match=r"^FILE is (not an exported run|damaged): ") as caught:
+        export.read(form, "FILE")
+    assert is_one_sentence(str(caught.value)[:300])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+        b"PROVJRNL" + bytes(99),
+        b"null",
+        b'"\\ud800"',
+    ],
+    ids=lambda data: ascii(data[:8]),
+)
+def test_bytes_that_are_no_run_are_refused_in_one_sentence(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(data)
+    with pytest.raises(BadFile, match=r"file\.json is not") as caught:
+        export.read_file(path)
+    assert is_one_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize("depth", [200, 900])
+def test_a_value_of_any_depth_is_read_or_refused(depth: int) -> None:
+    deep: Any = 1
+    for _ in range(depth):
+        deep = [deep]
+    said = ""
+    try:
+        export.read(sequence(input_value=[1, deep]), "FILE")
+    except BadFile as error:
+        said = str(error)
+    assert said == "" or is_one_sentence(said)
+
+
+def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "none", "cannot be read: No such file")):
+        with pytest.raises(BadFile, match=message) as caught:
+            export.read_file(path)
+        assert is_one_sentence(str(caught.value))
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    path.touch()
+    os.truncate(path, export.MAX_BYTES + 1)  # a hole: it takes no room on the disk
+    with pytest.raises(BadFile, match="is larger than 512 MiB; it is not read"):
+        export.read_file(path)
