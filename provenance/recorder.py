@@ -65,7 +65,7 @@ class Recorder:
 
     def start(self, request: Request) -> int:
         """Write a start record; return its seq. Raises JournalError where it could not be kept."""
-        seed = self._seed()
+        seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
         seq = self.journal.append(frame.START, records.start_payload(seed, request))
@@ -74,7 +74,7 @@ class Recorder:
 
     def end(self, output: Output) -> int:
         """Write an end record; return its seq. Raises JournalError where it could not be kept."""
-        seed = self._seed()
+        seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
         seq = self.journal.append(frame.END, records.end_payload(seed, output))
@@ -83,14 +83,11 @@ class Recorder:
             self._look_after()
         return seq
 
-    def _seed(self) -> bytes:
-        """Return 32 random bytes for the salts of one frame, drawn from the system 128 frames at a time."""
-        try:
-            return self._seeds.pop()
-        except IndexError:
-            pool = os.urandom(32 * SEEDS)
-            self._seeds.extend(pool[place : place + 32] for place in range(32, 32 * SEEDS, 32))
-            return pool[:32]
+    def _draw(self) -> bytes:
+        """Return 32 random bytes for the salts of one frame, and draw those of the next from the system too."""
+        pool = os.urandom(32 * SEEDS)
+        self._seeds.extend(pool[place : place + 32] for place in range(32, 32 * SEEDS, 32))
+        return pool[:32]
 
     def fingerprint(self, print_: Fingerprint) -> bytes:
         """Make sure that a fingerprint stands in the open segment, and return its raw digest."""

@@ -123,7 +123,6 @@ class Journal:
         self.next_seq = 0
         self.gaps: list[Gap] = []
         self.lost = 0
-        self.fork_lock = threading.Lock()
         self._lock = threading.Lock()
         self._holder = 0
         self._open(0, bytes(32))
