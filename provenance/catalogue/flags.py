@@ -60,6 +60,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("torch.backends.miopen.immediate", "framework_flags", "operators", "call", "numeric", 2, "device.rocm&conv", "setter, any time", "skips find step"),
     Spec("torch.backends.python_native", "framework_flags", "operators", "call", "numeric", 2, "device.cuda", "context manager or enabled attribute", "new: Triton/CuTe overrides of ATen ops"),
     Spec("torch.cuda.tunable", "framework_flags", "operators", "call", "numeric", 3, "device.rocm|device.cuda", "torch.cuda.tunable.enable(False)", "timing picks the GEMM; file carries choices"),
+    Spec("torch.cuda.tunable.tuning", "framework_flags", "operators", "call", "numeric", 3, "device.rocm|device.cuda", "torch.cuda.tunable.tuning_enable", "kernels are still being tried out"),
     Spec("torch.cuda.allocator_backend", "framework_flags", "precision", "call", "none", 0, "device.cuda", "PYTORCH_ALLOC_CONF", "memory addresses only"),
     Spec("torch.default_dtype", "framework_flags", "precision", "call", "numeric", 2, "always", "torch.set_default_dtype()", "buffers created at run time"),
     Spec("torch.default_device", "framework_flags", "precision", "call", "numeric", 1, "always", "torch.set_default_device()", "-"),
@@ -109,5 +110,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("torch.compile.active", "framework_flags", "operators", "model", "numeric", 4, "always", "TORCH_COMPILE_DISABLE=1 / disable_compile=True", "compiled vs eager rounds differently"),
     Spec("torch.compile.mode_backend", "framework_flags", "operators", "call", "numeric", 3, "compile", "compile_config", "default mode reduce-overhead in generate"),
     Spec("torch.compile.recompiled", "framework_flags", "operators", "call", "numeric", 2, "compile", "torch._dynamo.reset()", "dynamic shape kernels replace static ones on the second shape: call history matters"),
+    Spec("torch.compile.graphs_before", "framework_flags", "operators", "call", "none", 0, "compile", "none", "graphs the compiler had made before the call"),
+    Spec("torch.compile.graphs_after", "framework_flags", "operators", "call", "none", 0, "compile", "none", "graphs the compiler had made after the call"),
     Spec("torch.jit.profiling", "framework_flags", "operators", "call", "numeric", 1, "torchscript", "PYTORCH_JIT=0", "first calls run unfused"),
 )
