@@ -32,6 +32,7 @@ from provenance.settings import Places, Settings, load, places
 
 log = logging.getLogger("provenance")
 WRITER_CHECK_SECONDS = 1.0
+LOOK_SECONDS = 20.0
 EXIT_SECONDS = 1.0
 SEEDS = 128
 _STILL = "the spool keeps what was recorded; calls run on"
@@ -60,6 +61,7 @@ class Recorder:
         self._cut = settings.capture != privacy.FULL
         self._writer: subprocess.Popen[bytes] | None = None
         self._next_check = 0.0
+        self._next_look = 0.0
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -117,7 +119,8 @@ class Recorder:
     def _look_after(self) -> None:
         """Once a second, see whether there is work for another thread, and only then start one."""
         self._next_check = time.monotonic() + WRITER_CHECK_SECONDS
-        if self.journal.old or not self._writer_runs():
+        due = time.monotonic() >= self._next_look
+        if due or self.journal.old or not self._writer_runs():
             try:
                 threading.Thread(target=self._tend, name="provenance-tend", daemon=True).start()
             except RuntimeError as error:  # no threads any more: the interpreter is ending
@@ -140,6 +143,9 @@ class Recorder:
     def _tend(self) -> None:
         """Rotate a full segment and see that somebody drains the spool."""
         try:
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + LOOK_SECONDS
+                self.environment.look_again()
             if self.journal.old:
                 self.journal.rotate()
             self.ensure_writer()

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint import environ, flags, frameworks, hardware
+from provenance.fingerprint import environ, flags, frameworks, hardware, loaded
 from provenance.fingerprint.reading import read, short_path
 
 
@@ -22,8 +22,11 @@ class Environment:
         # A forked child is on its parent's machine; to ask the driver again there may hang.
         self._machine: list[Field] | None = parent._machine if parent is not None else None
         self._packages: list[Field] = []
+        self._libraries: list[Field] = []
+        self._mapped: list[str] = []
         self._guard: tuple[object, ...] = ()
         self._environment: Fingerprint | None = None
+        self._guards = flags.Guard()
         self._switch_guard: tuple[object, ...] | None = None
         self._switches: Fingerprint | None = None
 
@@ -38,13 +41,30 @@ class Environment:
                 self._machine = hardware.fields() + program()
             if not self._packages or guard[0] != (self._guard or (None,))[0]:
                 self._packages = frameworks.fields()
-            current = Fingerprint.of("environment", [*self._machine, *self._packages, *environ.fields()])
+                self._look_at_libraries()
+            parts = (self._machine, self._packages, self._libraries, environ.fields())
+            current = Fingerprint.of("environment", [item for part in parts for item in part])
             self._environment, self._guard = current, guard
             return current
 
+    def look_again(self) -> None:
+        """See whether more libraries have been mapped since: some come with the first call that needs them.
+
+        A millisecond, so meant for a thread of ours, now and then.
+        """
+        if self._environment is None or loaded.mapped_or_none() == self._mapped:
+            return
+        with self._lock:
+            self._look_at_libraries()
+            self._environment = None
+
+    def _look_at_libraries(self) -> None:
+        self._mapped = loaded.mapped_or_none()
+        self._libraries = loaded.fields()
+
     def switches(self) -> Fingerprint:
         """Return the mutable switches as they stand in the calling thread."""
-        guard = flags.snapshot()
+        guard = self._guards.snapshot()
         current = self._switches
         if current is not None and guard == self._switch_guard:
             return current
