@@ -198,6 +198,7 @@ ROLES = {
     16: "output.ids", 17: "output.text", 18: "output.value", 19: "output.media",
     32: "evidence.logits",
     40: "rng.torch_cpu", 41: "rng.torch_cuda", 42: "rng.torch_mps", 43: "rng.python", 44: "rng.numpy",
+    45: "rng.torch_xpu",
     48: "error.text",
 }  # fmt: skip
 ROLE = {name: number for number, name in ROLES.items()}

@@ -15,6 +15,7 @@ ALWAYS_DROPPED = {
     ROLE["rng.torch_cpu"],
     ROLE["rng.torch_cuda"],
     ROLE["rng.torch_mps"],
+    ROLE["rng.torch_xpu"],
     ROLE["rng.python"],
     ROLE["rng.numpy"],
 }

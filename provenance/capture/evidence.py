@@ -41,6 +41,8 @@ class Observer:
         self.k = k
         self.reason = "" if k else "token evidence is off (evidence=0)"
         self.steps = 0
+        self.rows = 0
+        self.device = ""
         self.config: Any = None  # the resolved generation config of the loop
         self.mode = ""
         self.prompt_length: int | None = None
@@ -60,6 +62,8 @@ class Observer:
         except Exception as error:  # out of memory, or an operator that this mode forbids
             self.reason = f"{type(error).__name__} while the logits were read"
             return
+        if not self.steps:
+            self.rows, self.device = int(scores.shape[0]), str(scores.device)
         parts = self._parts
         parts["ids"].append(ids)
         parts["logits"].append(logits)
@@ -87,6 +91,15 @@ class Observer:
                 kind = torch.int32 if name.startswith("ids") else torch.float32
                 self._done[name].append(torch.stack(part).to(kind).cpu())
                 part.clear()
+
+    def seen(self) -> dict[str, object]:
+        """Return what the loop was seen to do, as facts of the call."""
+        if not self.rows:
+            return {}
+        facts: dict[str, object] = {"batch.num_beams_rows": self.rows}
+        if self.mode == "sample":
+            facts |= {"rng.device_of_sampling": self.device, "rng.batch_shape_at_sampling": self.rows}
+        return facts
 
     def collect(self, torch: Any, lengths: list[int], dtype: str) -> list[Evidence]:
         """Return the evidence of each row, cut to its length. Raises ValueError where steps and lengths do not fit."""

@@ -1,7 +1,6 @@
 """The wrapper around one `generate`: begin, run the original, finish. What it returned is returned, the very object."""
 
 import functools
-import hashlib
 import inspect
 import math
 import sys
@@ -9,12 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from provenance import recorder as recorders
-from provenance.capture import generation
+from provenance.capture import generation, moment
 from provenance.capture.call import ACTIVE, NOTHING, Call
-from provenance.capture.evidence import Observer, observe, tensor_bytes
+from provenance.capture.evidence import Observer, observe
 from provenance.capture.models import MODELS, Watched
 from provenance.capture.transformers import Inputs, read_inputs, read_outputs
-from provenance.facts import OCTETS, ROLE, Field, Payload
 from provenance.recorder import Harmless, Recorder
 
 RUNTIME = "transformers"
@@ -47,6 +45,7 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         if state is None:
             return original(self, *args, **kwargs)
         token = ACTIVE.set(state.call)
+        moment.enter()
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
@@ -54,6 +53,7 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
                 _fail(state, self, error)
             raise
         finally:
+            moment.leave()
             ACTIVE.reset(token)
         with Harmless("the end of a call"):
             _close(state, self, result)
@@ -109,21 +109,9 @@ def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -
     call = Call(recorder, RUNTIME, "generate", model)
     call.observer = observer
     state = State(call, known, inputs, request, observer)
-    facts = {**inputs.facts, "context.load": known.load, **_random(state, model)}
+    facts = {**inputs.facts, "context.load": known.load, **moment.before(model, request, state.rng)}
     call.begin(tuple(inputs.payloads), facts, inputs.rows, known.fingerprint, known.load)
     return state
-
-
-def _random(state: State, model: Any) -> dict[str, Any]:
-    """Read seed and random state before the model runs. The state is kept only if the call turns out to sample."""
-    torch = sys.modules["torch"]
-    state.rng["rng.torch_cpu"] = torch.get_rng_state()
-    device = getattr(model, "device", None)
-    if getattr(device, "type", "") == "cuda" and torch.cuda.is_initialized():
-        state.rng["rng.torch_cuda"] = torch.cuda.get_rng_state(device)
-    if getattr(device, "type", "") == "mps":
-        state.rng["rng.torch_mps"] = torch.mps.get_rng_state()
-    return {"seed.torch_initial": torch.initial_seed()}
 
 
 def _look_on(observer: Observer, made: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -144,22 +132,16 @@ def _finish(state: State, model: Any, result: Any) -> None:
     call.mark()
     assisted = state.request.get("assistant_model") is not None or state.request.get("custom_generate") is not None
     if assisted:
+        observer.mode = "assisted_generation" if state.request.get("assistant_model") is not None else "custom_generate"
         which = "assisted decoding" if state.request.get("assistant_model") is not None else "a custom decoding loop"
         observer.reason = observer.reason or f"{which} has no token evidence"
     outputs = read_outputs(model, result, state.inputs, observer, known.tokenizer)
     own = getattr(model, "generation_config", None)
     settings = generation.settings(state.request, own, observer, call.recorder.key, observer.reason)
     sampled = "sample" in observer.mode or bool(getattr(observer.config, "do_sample", False))
-    payloads = list(outputs.payloads)
     facts = outputs.facts
-    for name, tensor in state.rng.items():
-        data = tensor_bytes(tensor)
-        facts[f"{name}_state_sha256"] = "sha256:" + hashlib.sha256(data).hexdigest()
-        if sampled:
-            payloads.append(Payload(ROLE[name], OCTETS, data))
-    facts["sampled"] = sampled
-    facts |= _weights(state)
-    _consumed(state, facts)
+    payloads = [*outputs.payloads, *moment.after(state.rng, facts, sampled)]
+    facts |= {"sampled": sampled, **_weights(state), **observer.seen()}
     sequences = outputs.sequences
     if assisted:
         sequences = tuple(item._replace(margin=math.nan) for item in sequences)
@@ -188,13 +170,3 @@ def _root(state: State) -> bytes:
 
 def _weights(state: State) -> dict[str, Any]:
     return dict(state.known.facts) if state.known.load == state.load else {}
-
-
-def _consumed(state: State, facts: dict[str, Any]) -> None:
-    """Say whether the call moved the random state: greedy search must not."""
-    torch = sys.modules["torch"]
-    before = state.rng.get("rng.torch_cpu")
-    if before is not None:
-        facts["rng.consumed"] = not bool(torch.equal(before, torch.get_rng_state()))
-    else:
-        facts["rng.consumed"] = Field.unknown("rng.consumed", "the state was not read")
