@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from provenance.catalogue.fields import table
 from provenance.facts import Field
 from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all
@@ -42,6 +44,21 @@ def installed(path: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def editable(path: Iterable[str]) -> list[str]:
+    """List the distributions installed from a checkout: their version says little of their code."""
+    found = set()
+    for folder in path:
+        for entry in Path(folder or ".").glob("*.dist-info/direct_url.json"):
+            try:
+                facts = orjson.loads(entry.read_bytes())
+            except (OSError, orjson.JSONDecodeError):
+                continue
+            if facts.get("dir_info", {}).get("editable"):
+                commit = facts.get("vcs_info", {}).get("commit_id", "")
+                found.add(normal(entry.parent.name.partition("-")[0]) + (f"@{commit}" if commit else ""))
+    return sorted(found)
+
+
 def normal(name: str) -> str:
     """Return a distribution's name in its normal form."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -59,6 +76,7 @@ def fields() -> list[Field]:
                 found.append(Field(name, version, source="metadata"))
             else:
                 found.append(Field.moot(name, f"{package} is not installed"))
+    found.append(Field("lib.editable_installs", editable(sys.path), source="metadata"))
     whole = "\n".join(f"{name}=={version}" for name, version in sorted(packages.items()))
     found.append(Field("lib.all_digest", "sha256:" + hashlib.sha256(whole.encode()).hexdigest(), source="metadata"))
     return found
@@ -73,6 +91,13 @@ def _build(pattern: str) -> str:
     if not match:
         raise Moot("this build of torch does not name it")
     return match.group(1).strip()
+
+
+def _parallel(pattern: str) -> str:
+    match = re.search(pattern, _torch().__config__.parallel_info())
+    if not match:
+        raise Moot("this build of torch does not name it")
+    return match.group(1)
 
 
 def _cuda_build() -> Any:
@@ -108,6 +133,13 @@ TORCH: dict[str, Reader] = {
     "cublas.version": _cublas,
     "nccl.version": lambda: ".".join(map(str, _cuda_build().cuda.nccl.version())),
     "rocm.version": lambda: _torch().version.hip or _moot("torch is built without ROCm"),
+    "xpu.runtime_version": lambda: getattr(_torch().version, "xpu", None) or _moot("torch is built without XPU"),
+    "cublaslt.version": _cublas,  # one package holds both
+    "cusparselt.version": lambda: _cuda_build().backends.cusparselt.version(),
+    "miopen.version": lambda: _torch().backends.cudnn.version() if _torch().version.hip else _moot("no ROCm"),
+    "mkl.num_threads": lambda: int(_parallel(r"mkl_get_max_threads\(\) : (\d+)")),
+    "torch.backends.kleidiai": lambda: _torch().backends.kleidiai.is_available(),
+    "torch.jit.profiling": lambda: _torch()._C._get_graph_executor_optimize(),
     "torch.backends.cuda.is_flash_attention_available": lambda: _torch().backends.cuda.is_flash_attention_available(),
     "torch.backends.mkldnn.acl": lambda: _torch().backends.mkldnn.is_acl_available(),
     "torch.num_interop_threads": lambda: _torch().get_num_interop_threads(),

@@ -13,11 +13,14 @@ from typing import Any
 import orjson
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint.reading import Moot, Reader, read_all, short_path
+from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
 
-QUANTIZATION = ("quant_method", "bits", "group_size", "sym", "desc_act", "load_in_8bit", "load_in_4bit",
-                "bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_threshold",
-                "activation_scheme", "format", "backend")  # fmt: skip
+QUANTIZATION = (
+    "quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "format", "backend", "load_in_8bit",
+    "load_in_4bit", "llm_int8_threshold", "llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload",
+    "bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage",
+    "modules_to_not_convert", "kv_cache_scheme", "activation_scheme",
+)  # fmt: skip
 # Not part of what a configuration means: where it came from, who wrote it, and the type it was stored in
 # (``model.dtype`` says what is in force).
 LABELS = {
@@ -50,8 +53,11 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
         "model.dtype": lambda: _dtypes(model),
-        "model.attn_implementation": lambda: getattr(config, "_attn_implementation", None),
-        "model.experts_implementation": lambda: getattr(config, "_experts_implementation", None),
+        "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
+        "model.experts_implementation": lambda: _per_part(config, "_experts_implementation"),
+        "model.use_kernels": lambda: bool(getattr(model, "_use_kernels", False)),
+        "model.offload": lambda: _offload(model),
+        "model.tp_size": lambda: getattr(model, "_tp_size", None) or 1,
         "model.training": lambda: any(module.training for module in modules(model)),
         "model.dropout_probs": lambda: _dropout(config),
         "model.device_map": lambda: _device_map(model),
@@ -63,6 +69,7 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.is_encoder_decoder": lambda: bool(getattr(config, "is_encoder_decoder", False)),
         "model.module_kinds": lambda: _kinds(model),
         "model.forward_hooks": lambda: _hooks(model),
+        "model.attention_backend_resolved_sdpa": lambda: _sdpa(config),
         "torch.compile.active": lambda: (
             hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
         ),
@@ -81,6 +88,10 @@ def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
         "tokenizer.padding_side": lambda: tokenizer.padding_side,
         "tokenizer.truncation_side": lambda: tokenizer.truncation_side,
         "tokenizer.model_max_length": lambda: int(tokenizer.model_max_length),
+        "tokenizer.added_tokens_digest": lambda: _sha(repr(sorted(tokenizer.added_tokens_decoder.items())).encode()),
+        "tokenizer.add_bos": lambda: _adds_bos(tokenizer),
+        # how the record's own text is made: prompts with special tokens, outputs without
+        "tokenizer.decode_flags": lambda: {"skip_special_tokens": "output", "clean_up_tokenization_spaces": False},
         "tokenizer.clean_up_tokenization_spaces": lambda: tokenizer.clean_up_tokenization_spaces,
         "chat_template.sha256": lambda: _template(tokenizer),
         "chat_template.uses_date": lambda: "strftime_now" in str(tokenizer.chat_template or ""),
@@ -97,15 +108,38 @@ def config_digest(config: Any) -> str:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest what the tokenizer does: the whole pipeline of a fast one, the vocabulary of a slow one.
 
-    Padding and truncation are left out: they are set by each call and recorded with it.
+    Padding and truncation are left out: they are set by each call and recorded with it. They stand at the head of the
+    pipeline's text, so it is cut and not parsed: some are tens of megabytes.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    text = _pipeline(tokenizer)
+    if text is None:
         return _sha(orjson.dumps(sorted(tokenizer.get_vocab().items())))
-    document = orjson.loads(backend.to_str())
-    document.pop("padding", None)
-    document.pop("truncation", None)
-    return _sha(orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
+    return _sha(text[text.index('"added_tokens"') :].encode("utf-8", "surrogatepass"))
+
+
+def _pipeline(tokenizer: Any) -> str | None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return str(backend.to_str()) if backend is not None else None
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    """Say whether a text gets the token that begins one, from what the tokenizer appends to every text.
+
+    It is not tried: to call the tokenizer of somebody else's program would set its padding and truncation.
+    """
+    text = _pipeline(tokenizer)
+    if text is None:
+        return bool(tokenizer.add_bos_token)
+    start = text.rindex('"post_processor":') + len('"post_processor":')
+    steps = orjson.loads(text[start : text.index(',"decoder":', start)]) or {}
+    first = tokenizer.bos_token
+    for step in steps.get("processors", [steps]):
+        for item in step.get("single", [])[:1]:
+            if "SpecialToken" in item and item["SpecialToken"]["id"] == first:
+                return True
+        if step.get("cls") and step["cls"][0] == first:
+            return True
+    return False
 
 
 def _template(tokenizer: Any) -> str:
@@ -151,15 +185,46 @@ def _adapters(model: Any) -> object:
 
 
 def _quantization(config: Any) -> list[Field]:
+    prefix = "model.quantization_config."
     setting = getattr(config, "quantization_config", None)
     if setting is None:
-        return [Field.moot("model.quantization_config.quant_method", "the model is not quantized")]
-    table = setting if isinstance(setting, Mapping) else setting.to_dict()
-    return [
-        Field(f"model.quantization_config.{name}", _plain(table[name]), source="model")
-        for name in QUANTIZATION
-        if name in table
-    ]
+        return [Field.moot(prefix + name, "the model is not quantized") for name in (*QUANTIZATION, "other_digest")]
+    table = dict(setting if isinstance(setting, Mapping) else setting.to_dict())
+    found = [_quantized(prefix + name, table.pop(name, None)) for name in QUANTIZATION]
+    rest = orjson.dumps(_plain(table), option=orjson.OPT_SORT_KEYS)
+    return [*found, Field(prefix + "other_digest", _sha(rest), source="model")]
+
+
+def _quantized(name: str, value: Any) -> Field:
+    return Field.unset(name, "model") if value is None else Field(name, _plain(value), source="model")
+
+
+def _per_part(config: Any, name: str) -> object:
+    """Return a setting of the configuration; where parts of the model differ in it, that of each part."""
+    whole = getattr(config, name, None)
+    parts = {"": whole} if whole is not None else {}
+    for part in getattr(config, "sub_configs", None) or {}:
+        inner = getattr(getattr(config, part, None), name, None)
+        if inner is not None:
+            parts[part] = inner
+    values = {str(value) for value in parts.values()}
+    return (
+        next(iter(parts.values())) if len(values) == 1 else {key or "whole": str(v) for key, v in parts.items()} or None
+    )
+
+
+def _offload(model: Any) -> bool:
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return bool(places & {"cpu", "disk"}) and len(places) > 1
+
+
+def _sdpa(config: Any) -> object:
+    """Name the kernels that SDPA may choose from, by the switches in force when the model was read."""
+    if getattr(config, "_attn_implementation", None) != "sdpa":
+        raise Moot("attention does not run through SDPA")
+    cuda = module("torch").backends.cuda
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    return [name for name in names if getattr(cuda, f"{name}_sdp_enabled")()]
 
 
 def _plain(value: Any) -> Any:
@@ -190,10 +255,10 @@ def modules(model: Any) -> Iterator[Any]:
 
 def tensors(model: Any, buffers: bool = True) -> Iterator[Any]:
     """Walk all parameters, and buffers too, those outside the state dict included."""
-    for module in modules(model):
-        yield from (item for item in module._parameters.values() if item is not None)
+    for part in modules(model):
+        yield from (item for item in part._parameters.values() if item is not None)
         if buffers:
-            yield from (item for item in module._buffers.values() if item is not None)
+            yield from (item for item in part._buffers.values() if item is not None)
 
 
 def guard(model: Any) -> tuple[object, ...]:
@@ -203,9 +268,9 @@ def guard(model: Any) -> tuple[object, ...]:
     tensor.
     """
     seen: list[object] = []
-    for module in modules(model):
-        seen.append((module.training, len(module._forward_hooks), len(module._forward_pre_hooks)))
-        for table in (module._parameters, module._buffers):
+    for part in modules(model):
+        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks)))
+        for table in (part._parameters, part._buffers):
             for item in table.values():
                 if item is not None:
                     seen.append(_mark(item))
