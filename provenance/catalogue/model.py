@@ -72,6 +72,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("weights.index_sha256", "weights", "weights", "model", "none", 0, "always", "-", "layout only"),
     Spec("weights.shard_count", "weights", "weights", "model", "none", 0, "always", "-", "layout only"),
     Spec("weights.missing_unexpected_keys", "weights", "weights", "model", "semantic", 3, "always", "fix checkpoint", "randomly initialised heads: not reproducible across processes"),
+    Spec("files.NAME", "weights", "weights", "model", "semantic", 3, "always", "another checkpoint", "digest of a small file of the checkpoint: configuration, tokenizer, template, code"),
     Spec("weights.path", "weights", "weights", "model", "none", 0, "always", "-", "never a cause"),
     Spec("weights.mutable_version", "weights", "weights", "model", "semantic", 3, "always", "engine update call", "online weight updates"),
     # tokenizer

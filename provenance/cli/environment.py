@@ -1,47 +1,116 @@
-"""env: everything in this environment that can decide an output, as a bug report needs it."""
+"""env: everything in this environment that can decide an output, as a bug report needs it; and two of them compared."""
 
-import importlib.util
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from provenance.cli import render
-from provenance.cli.opened import Json
+from provenance.cli.opened import Db, Json
+from provenance.cli.sides import here, side
+from provenance.determinism import lock as locks
+from provenance.explain import fields as explained
 from provenance.facts import Field, State
-from provenance.fingerprint.environment import Environment
+
+env = typer.Typer(invoke_without_command=True)
+Torch = Annotated[bool, typer.Option("--torch/--no-torch", help="Load torch to read its switches.")]
 
 
-def env(
+@env.callback()
+def show(
+    context: typer.Context,
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown for a bug report.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="List fields without a value too.")] = False,
-    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Load torch to read its switches.")] = True,
-) -> int:
+    torch: Torch = True,
+) -> None:
     """Show everything in this environment that can decide an output: machine, driver, libraries, switches, variables.
 
     No secret is in it: environment variables are an allow-list of exact names.
     """
-    if torch and importlib.util.find_spec("torch") is not None:
-        importlib.import_module("torch")
-    reader = Environment()
-    scopes = (reader.environment(), reader.switches())
+    if context.invoked_subcommand is not None:
+        return
+    scopes = here(torch)
     if json:
         forms = {item.scope: {name: field.document() for name, field in item.fields.items()} for item in scopes}
         render.emit({"schema": "provenance/env/1", "digests": {s.scope: s.digest for s in scopes}, **forms})
-        return 0
+        return
     fields = [field for item in scopes for field in item.fields.values()]
     shown = [field for field in fields if everything or _telling(field)]
     if markdown:
         sys.stdout.write("| field | value |\n| --- | --- |\n")
         for field in shown:
             sys.stdout.write(f"| `{field.name}` | {render.visible(field.show()).replace('|', '&#124;')} |\n")
-        return 0
+        return
     render.table(("field", "value"), [(field.name, render.clip(field.show(), 90)) for field in shown])
     if len(shown) < len(fields):
         sys.stdout.write(f"\n{len(fields) - len(shown)} fields are unset or do not apply; --all lists them.\n")
-    return 0
 
 
 def _telling(field: Field) -> bool:
     return field.state in (State.VALUE, State.UNKNOWN, State.REDACTED)
+
+
+@env.command("diff")
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="`here`, a file of `env --json`, a lock, or a run.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same.")] = "here",
+    everything: Annotated[bool, typer.Option("--all", help="List context too: differences that cannot act.")] = False,
+    json: Json = False,
+    db: Db = "",
+) -> int:
+    """Compare two environments: of two machines, two dates or two runs.
+
+    Exit code 0: nothing that can act differs; 1: something does; 3: nothing known does, and something is not known.
+    """
+    a, b = side(one, db), side(other, db)
+    found = locks.check(a, b.fields) if a.about else locks.compare(a.fields, b.fields)
+    if json:
+        render.emit({"schema": "provenance/env-diff/1", **document(found)})
+        return found.code
+    tell(found, "A", "B", everything)
+    return found.code
+
+
+def document(found: locks.Comparison) -> dict[str, Any]:
+    """Return a comparison as a document for JSON."""
+
+    def change(item: locks.Change) -> dict[str, Any]:
+        return {"field": item.name, "effect": item.effect, "a": explained.document(item.before),
+                "b": explained.document(item.now), "allowed": item.allowed}  # fmt: skip
+
+    return {
+        "code": found.code, "drift": [change(item) for item in found.changed], "equal": found.equal,
+        "context": [change(item) for item in found.context], "varied": found.varied,
+        "unknown": [{"field": gap.name, "because": gap.because} for gap in found.blind],
+    }  # fmt: skip
+
+
+def tell(found: locks.Comparison, one: str, other: str, everything: bool = False) -> None:
+    """Print a comparison for people."""
+    rows = [(item.effect + (", allowed" if item.allowed else ""), item.name, *_values(item)) for item in found.changed]
+    if everything:
+        rows += [("context", item.name, *_values(item)) for item in found.context]
+    if rows:
+        render.table(("effect", "field", one, other), rows)
+    for gap in found.blind:
+        render.lines([("plain", f"could not tell: {gap.name}, {_where(gap.because, one, other)}")])
+    many = len(found.drift)
+    parts = ["1 field that can act differs" if many == 1 else f"{many or 'no'} fields that can act differ"]
+    if found.blind:
+        parts.append(f"{len(found.blind)} could not be compared")
+    if found.context and not everything:
+        parts.append(f"{len(found.context)} differ that cannot act here")
+    if found.varied:
+        parts.append(f"{len(found.varied)} may vary: {', '.join(found.varied)}")
+    sys.stdout.write(("\n" if rows or found.blind else "") + "; ".join(parts) + f"; {found.equal} are equal.\n")
+
+
+def _where(because: str, one: str, other: str) -> str:
+    """Put the names of the columns for the sides A and B."""
+    return re.sub(r"\bin ([AB])\b", lambda match: f"in {one if match[1] == 'A' else other}", because)
+
+
+def _values(item: locks.Change) -> tuple[str, str]:
+    return render.clip(item.before.show(), 44), render.clip(item.now.show(), 44)

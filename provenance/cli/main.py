@@ -32,7 +32,9 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
     "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
-    "env": Entry("environment", "env", "Show everything in this environment that can decide an output."),
+    "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
+    "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),
+    "check": Entry("lock", "check", "Compare this machine and model with provenance.lock; exit code 1 on drift."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),
 }

@@ -161,6 +161,9 @@ def _autocast(run: Run) -> Truth:
 
 
 def _world(run: Run) -> Truth:
+    made = value(run.fields, "distributed.initialized")
+    if made is not None:
+        return bool(made)
     size = value(run.fields, "env.WORLD_SIZE")
     if size is None:
         return _unset("env.WORLD_SIZE", run)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint import environ, flags, frameworks, hardware, loaded
+from provenance.fingerprint import environ, flags, frameworks, hardware, loaded, platforms
 from provenance.fingerprint.reading import read, short_path
 
 
@@ -38,9 +38,9 @@ class Environment:
             return current
         with self._lock:
             if self._machine is None:
-                self._machine = hardware.fields() + program()
+                self._machine = hardware.fields() + platforms.fields() + program()
             if not self._packages or guard[0] != (self._guard or (None,))[0]:
-                self._packages = frameworks.fields()
+                self._packages = frameworks.fields() + platforms.xpu()
                 self._look_at_libraries()
             parts = (self._machine, self._packages, self._libraries, environ.fields())
             current = Fingerprint.of("environment", [item for part in parts for item in part])

@@ -67,6 +67,13 @@ def _flush_denormal(torch: Any) -> bool:
     return bool((torch.tensor([1e-38]) * 1e-3).item() == 0)
 
 
+def _depthwise(torch: Any) -> str:
+    if torch.version.cuda is None:
+        raise Moot("torch is built without CUDA")
+    found = str(torch.backends.cudnn.depthwise_kernel)
+    return "chosen by shape" if found == "auto" else found
+
+
 def _opt_einsum(torch: Any) -> str:
     module = torch.backends.opt_einsum
     return f"{module.enabled} {module.strategy}" if module.is_available() else "not available"
@@ -77,13 +84,29 @@ def _python_native(torch: Any) -> str:
     return str(sorted(getattr(module, "available_dsls", []) or []))
 
 
+def _distributed(name: str) -> Getter:
+    """Read the process group, where one was made."""
+
+    def get(torch: Any) -> object:
+        group = torch.distributed
+        if not group.is_available():
+            raise Moot("torch is built without torch.distributed")
+        if name == "is_initialized":
+            return bool(group.is_initialized())
+        if not group.is_initialized():
+            raise Moot("no process group was made")
+        return getattr(group, name)()
+
+    return get
+
+
 _SAME = (
     "fp32_precision", "cuda.matmul.allow_tf32", "cuda.matmul.fp32_precision",
     "cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_fp16_reduced_precision_reduction_split_k",
     "cuda.matmul.allow_bf16_reduced_precision_reduction", "cuda.matmul.allow_bf16_reduced_precision_reduction_split_k",
     "cuda.matmul.allow_fp16_accumulation", "cudnn.enabled", "cudnn.allow_tf32", "cudnn.fp32_precision",
     "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision", "cudnn.benchmark", "cudnn.benchmark_limit",
-    "cudnn.deterministic", "cudnn.depthwise_kernel", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.allow_tf32",
+    "cudnn.deterministic", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.allow_tf32",
     "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision",
     "cuda.flash_sdp_enabled", "cuda.mem_efficient_sdp_enabled", "cuda.math_sdp_enabled", "cuda.cudnn_sdp_enabled",
     "cuda.fp16_bf16_reduction_math_sdp_allowed", "cuda.preferred_blas_library", "cuda.preferred_linalg_library",
@@ -99,6 +122,7 @@ SWITCHES: dict[str, Getter] = {
     "torch.fill_uninitialized_memory": _path("utils.deterministic.fill_uninitialized_memory"),
     "torch.float32_matmul_precision": _path("get_float32_matmul_precision"),
     **{f"torch.{'' if name == 'fp32_precision' else 'backends.'}{name}": _path(f"backends.{name}") for name in _SAME},
+    "torch.backends.cudnn.depthwise_kernel": _depthwise,
     "torch.backends.mha.fastpath_enabled": _path("backends.mha.get_fastpath_enabled"),
     "torch.backends.opt_einsum": _opt_einsum,
     "torch.backends.python_native": _python_native,
@@ -120,6 +144,10 @@ SWITCHES: dict[str, Getter] = {
     "torch.grad_mode": _path("is_grad_enabled"),
     "torch.anomaly": _path("is_anomaly_enabled"),
     "torch.flush_denormal": _flush_denormal,
+    "distributed.initialized": _distributed("is_initialized"),
+    "distributed.world_size": _distributed("get_world_size"),
+    "distributed.backend": _distributed("get_backend"),
+    "distributed.rank": _distributed("get_rank"),
 }
 
 _COMPILER = (
@@ -178,11 +206,13 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "torch.overrideable_sdp_enabled": ("_get_overrideable_sdp_enabled",),
     "torch.backends.nnpack.enabled": ("_get_nnpack_enabled",),
 }
-# Not compared at every call: said by others (the debug mode), the same getter twice (split-k, miopen), or a probe.
+# Not compared at every call: said by others (the debug mode, the process group), the same
+# getter twice (split-k, miopen), or a probe.
 UNGUARDED = {
     "torch.deterministic_debug_mode", "torch.flush_denormal", "torch.backends.miopen.immediate",
     "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction_split_k",
     "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k", "torch.backends.python_native",
+    "distributed.world_size", "distributed.backend", "distributed.rank",
 }  # fmt: skip
 
 

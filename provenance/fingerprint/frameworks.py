@@ -111,6 +111,12 @@ def _digest(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def _build_config() -> str:
+    """Digest how torch was built. What it says of the moment (``CPU capability usage``) is a field of its own."""
+    lines = _torch().__config__.show().splitlines()
+    return _digest("\n".join(line for line in lines if "capability usage" not in line))
+
+
 def _cublas() -> str:
     _cuda_build()
     for name, version in installed(sys.path).items():
@@ -123,7 +129,7 @@ TORCH: dict[str, Reader] = {
     "torch.version": lambda: str(_torch().__version__),
     "torch.git_version": lambda: _torch().version.git_version,
     "torch.debug_build": lambda: bool(_torch().version.debug),
-    "torch.build_config_digest": lambda: _digest(_torch().__config__.show()),
+    "torch.build_config_digest": _build_config,
     "mkl.version": lambda: _build(r"Math Kernel Library Version (\S+?)[- ]Product"),
     "onednn.version": lambda: _build(r"MKL-DNN v([0-9.]+)"),
     "openmp.version": lambda: _build(r"OpenMP (\S+)"),
@@ -138,6 +144,10 @@ TORCH: dict[str, Reader] = {
     "cusparselt.version": lambda: _cuda_build().backends.cusparselt.version(),
     "miopen.version": lambda: _torch().backends.cudnn.version() if _torch().version.hip else _moot("no ROCm"),
     "mkl.num_threads": lambda: int(_parallel(r"mkl_get_max_threads\(\) : (\d+)")),
+    "torch.parallel_backend": lambda: _parallel(r"ATen parallel backend: (.+)"),
+    "torch.blas": lambda: _build(r"BLAS_INFO=(\w+)"),
+    "torch.lapack": lambda: _build(r"LAPACK_INFO=(\w+)"),
+    "torch.compiler": lambda: _build(r"- (?:GCC|Clang|MSVC|clang) ([0-9.]+)"),
     "torch.backends.kleidiai": lambda: _torch().backends.kleidiai.is_available(),
     "torch.jit.profiling": lambda: _torch()._C._get_graph_executor_optimize(),
     "torch.backends.cuda.is_flash_attention_available": lambda: _torch().backends.cuda.is_flash_attention_available(),
@@ -151,7 +161,7 @@ def _moot(why: str) -> str:
 
 
 def code_version(program: str) -> str:
-    """Return the git commit of the program's checkout, read from files. Raises Missing where there is none."""
+    """Return the git commit of the program's checkout, read from files. Raises Moot where there is none."""
     folder = Path(program).absolute().parent
     for place in (folder, *folder.parents):
         git = place / ".git"
@@ -159,7 +169,7 @@ def code_version(program: str) -> str:
             git = Path(git.read_text(encoding="utf-8").partition(":")[2].strip())
         if (git / "HEAD").is_file():
             return _head(git)
-    raise Missing("the program is not in a git checkout")
+    raise Moot("the program is not in a git checkout")
 
 
 def _head(git: Path) -> str:

@@ -41,3 +41,17 @@ def test_markdown_is_a_table(command: Command) -> None:
 def test_what_is_unset_is_listed_on_request(command: Command) -> None:
     assert "env.MKL_CBWR" not in command("env", "--no-torch").stdout
     assert "env.MKL_CBWR" in command("env", "--no-torch", "--all").stdout
+
+
+def test_over_two_hundred_fields_most_of_them_with_a_value(command: Command) -> None:
+    """And two fresh processes differ in context alone; no value is one that still has to be resolved."""
+    from provenance.catalogue.fields import spec
+
+    one, other = (json.loads(command("env", "--json").stdout) for _ in range(2))
+    fields = {**one["environment"], **one["switches"]}
+    assert len(fields) > 200
+    assert sum("value" in form for form in fields.values()) >= 120
+    assert [name for name, form in fields.items() if str(form.get("value")).lower() in ("auto", "default")] == []
+    again = {**other["environment"], **other["switches"]}
+    assert {name for name in fields if fields[name] != again.get(name) and spec(name).effect != "none"} == set()
+    assert fields.keys() == again.keys()

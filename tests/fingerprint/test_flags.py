@@ -128,7 +128,18 @@ def test_every_switch_has_a_value_in_the_torch_of_the_tests() -> None:
     assert {name for name, state in without.items() if state is State.UNSET} <= unset
     assert {name for name, state in without.items() if state is State.UNKNOWN} == set()
     moot = {name for name, state in without.items() if state is State.NOT_APPLICABLE}
-    assert all(name.startswith(("torch.inductor.", "torch.cuda.", "torch.backends.cuda.cublas")) for name in moot)
+    assert all(
+        name.startswith(
+            (
+                "torch.inductor.",
+                "torch.cuda.",
+                "torch.backends.cuda.cublas",
+                "distributed.",
+                "torch.backends.cudnn.depthwise",
+            )
+        )
+        for name in moot
+    )
 
 
 def test_every_switch_of_the_catalogue_is_read() -> None:
@@ -138,6 +149,7 @@ def test_every_switch_of_the_catalogue_is_read() -> None:
                  "torch.compile.recompiled", "torch.jit.profiling", "torch.compile.graphs_before",
                  "torch.compile.graphs_after", "torch.autocast"}  # fmt: skip
     declared = {name for name, spec in table().items() if spec.group in ("framework_flags", "determinism_flags")}
+    declared |= {name for name in table() if name.startswith("distributed.")}
     assert declared - elsewhere == {*flags.SWITCHES, *flags.COMPILER}
 
 

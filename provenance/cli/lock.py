@@ -1,0 +1,88 @@
+"""lock and check: write down what outputs rest on, in a file for git, and see whether it still holds."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provenance.cli import render
+from provenance.cli.environment import document, tell
+from provenance.cli.opened import Db, Json, Runs
+from provenance.cli.sides import here
+from provenance.determinism import lock as locks
+from provenance.errors import BadFile
+from provenance.facts import Field
+from provenance.fingerprint import checkpoint
+
+NAME = "provenance.lock"
+Where = Annotated[Path, typer.Option("--lock", help="The lock's file.")]
+Model = Annotated[Path | None, typer.Option("--model", help="A checkpoint's folder, or one file of weights.")]
+RunOption = Annotated[str, typer.Option("--run", help="Take a recorded run: its process, model and settings.")]
+
+
+def lock(where: Where = Path(NAME), model: Model = None, run: RunOption = "", db: Db = "") -> int:
+    """Write what outputs rest on into provenance.lock: only what can act on an output, readable, made for git."""
+    fields, about = _now(model, run, db)
+    text = locks.dumps(fields, about)
+    if not where.parent.is_dir():
+        raise BadFile(f"there is no folder {where.parent}; make it, or choose another --lock.")
+    where.write_text(text, encoding="utf-8")
+    kept = locks.read(where).fields
+    unread = sum(not item.known for item in kept.values())
+    sys.stdout.write(f"{where}: {len(kept) - unread} fields" + (f", {unread} could not be read\n" if unread else "\n"))
+    return 0
+
+
+def check(
+    where: Where = Path(NAME),
+    model: Model = None,
+    run: RunOption = "",
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="Report drift here, and let it pass.")] = None,
+    vary: Annotated[list[str] | None, typer.Option("--vary", help="This field may have any value.")] = None,
+    json: Json = False,
+    db: Db = "",
+) -> int:
+    """Compare this machine, and the locked model, with provenance.lock.
+
+    FIELD may be a pattern such as 'gpu.*'. Exit code 0: it holds; 1: drift; 3: no drift that could be seen, and
+    something locked could not be read.
+    """
+    held = locks.read(where)
+    path = held.about.get("model")
+    if model is None and not run and path:
+        model = Path(str(path)).expanduser()
+        if not model.exists():
+            raise BadFile(f"the locked model {path} is not here; name it with --model PATH.")
+    if not run and held.about.get("from") == "run":
+        raise BadFile(f"{where} was made from a recorded run; compare it with one: provenance check --run last.")
+    fields, _ = _now(model, run, db)
+    found = locks.check(held, fields, allow or (), vary or ())
+    if json:
+        render.emit({"schema": "provenance/check/1", **document(found)})
+    else:
+        tell(found, "locked", "now")
+    return found.code
+
+
+def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[str, str]]:
+    if run and model is not None:
+        raise typer.BadParameter("--run has a model already; give --run or --model.")
+    if run:
+        return _of_run(run, db), {"from": "run"}
+    fields = {name: item for part in here() for name, item in part.fields.items()}
+    about = {"from": "machine"}
+    if model is not None:
+        if not model.exists():
+            raise BadFile(f"there is no checkpoint at {model}.")
+        fields |= {item.name: item for item in checkpoint.fields(model)}
+        if not fields["weights.files_root"].known:
+            raise BadFile(f"{model} cannot be locked: {fields['weights.files_root'].reason}.")
+        about["model"] = str(fields["weights.path"].value)
+    return fields, about
+
+
+def _of_run(reference: str, db: str) -> dict[str, Field]:
+    """Return what a run says of its process, model and settings, and nothing of the one call that it was."""
+    found, _ = Runs(db).find(reference)
+    return {name: item for name, item in found.fields.items() if locks.lasts(name)}

@@ -1,0 +1,56 @@
+"""What a comparison of environments can name: this machine, a file of `env --json`, a lock, or a recorded run."""
+
+import importlib.util
+from pathlib import Path
+
+import orjson
+
+from provenance.cli.opened import Runs, is_file
+from provenance.determinism.lock import Lock, part
+from provenance.determinism.lock import read as read_lock
+from provenance.errors import BadFile
+from provenance.facts import Field, Fingerprint
+from provenance.fingerprint.environment import Environment
+
+SCOPES = ("environment", "switches")
+
+
+def here(torch: bool = True) -> tuple[Fingerprint, ...]:
+    """Read this process: environment and switches. Torch is loaded for it, if it is installed and wanted."""
+    if torch and importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch")
+    reader = Environment()
+    return (reader.environment(), reader.switches())
+
+
+def side(reference: str, db: str, torch: bool = True) -> Lock:
+    """Return the fields that a reference names. A lock says of itself that it is one: only it has ``about``.
+
+    Raises BadFile or RunNotFound.
+    """
+    if reference == "here":
+        return Lock({name: item for part in here(torch) for name, item in part.fields.items()}, {})
+    if reference.endswith(".lock"):
+        return read_lock(Path(reference))
+    if is_file(reference):
+        found = _environment(Path(reference))
+        if found is not None:
+            return Lock(found, {})
+    run, _ = Runs(db).find(reference)
+    fields = run.fields.items()
+    return Lock({name: item for name, item in fields if part(name) == "process" or name == "device.in_use"}, {})
+
+
+def _environment(path: Path) -> dict[str, Field] | None:
+    """Read a file of `env --json`; None for anything else."""
+    if not path.is_file():
+        raise BadFile(f"there is no file {path}. `provenance env --json > FILE` writes one.")
+    try:
+        form = orjson.loads(path.read_bytes())
+        if form["schema"] != "provenance/env/1":
+            return None
+        return {name: Field.read(name, item) for scope in SCOPES for name, item in form[scope].items()}
+    except (orjson.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not JSON: {error}. `provenance env --json > FILE` writes one.") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadFile(f"{path} is neither an environment nor a run: {type(error).__name__} {error}.") from error

@@ -1,0 +1,1 @@
+"""Keeping outputs steady: what must hold is written down and compared, not hoped for."""

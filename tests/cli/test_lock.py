@@ -1,0 +1,132 @@
+"""env diff, lock and check, as people and CI use them: on this machine, a checkpoint and recorded runs."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Command
+
+TINY = ROOT / "provenance" / "data" / "tiny"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_a_lock_holds_on_its_machine_and_names_what_moved(command: Command, folder: Path) -> None:
+    assert command("lock").returncode == 0
+    text = (folder / "provenance.lock").read_text()
+    assert '"cpu.model" = ' in text
+    assert str(folder) not in text
+    held = command("check")
+    assert (held.returncode, held.stdout.startswith("no fields that can act differ")) == (0, True), held.stdout
+    moved = command("check", "--json", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    drift = {item["field"] for item in json.loads(moved.stdout)["drift"]}
+    assert moved.returncode == 1
+    assert {"env.OMP_NUM_THREADS", "torch.num_threads"} <= drift <= {
+        "env.OMP_NUM_THREADS", "torch.num_threads", "mkl.num_threads", "loaded.openmp.runtime", "torch.num_interop_threads",
+    }  # fmt: skip
+    allowed = command(
+        "check", *(f"--allow={name}" for name in sorted(drift)), env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert allowed.returncode == 0
+    assert "numeric, allowed" in allowed.stdout
+
+
+def test_two_locks_of_one_machine_are_equal_to_the_byte(command: Command, folder: Path) -> None:
+    command("lock", "--lock", "a.lock")
+    command("lock", "--lock", "b.lock")
+    assert (folder / "a.lock").read_bytes() == (folder / "b.lock").read_bytes()
+
+
+def test_a_locked_checkpoint_is_hashed_again(command: Command, folder: Path) -> None:
+    model = folder / "model"
+    shutil.copytree(TINY, model)
+    assert command("lock", "--model", "model").returncode == 0
+    assert command("check").returncode == 0
+    config = model / "generation_config.json"
+    config.write_text(config.read_text() + " ")
+    moved = command("check")
+    assert moved.returncode == 1
+    assert "files.generation_config.json" in moved.stdout
+    assert "weights.files_root" not in moved.stdout
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert "weights.files_root" in command("check").stdout
+    shutil.rmtree(model)
+    gone = command("check")
+    assert (gone.returncode, "is not here; name it with --model PATH" in gone.stderr) == (2, True)
+
+
+RUNS = """
+import torch, provenance
+from transformers import AutoModelForCausalLM, AutoTokenizer
+import sys
+place, tokens, kind = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(place)
+model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, kind))
+provenance.wrap(model, tokenizer=tokenizer)
+model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=int(tokens), do_sample=False, pad_token_id=0)
+provenance.flush()
+"""
+
+
+def test_a_recorded_run_can_be_held_and_compared(command: Command, python: Command, folder: Path) -> None:
+    for tokens, kind in (("3", "float32"), ("3", "float32"), ("5", "bfloat16")):
+        done = python(RUNS, str(TINY), tokens, kind)
+        assert done.returncode == 0, done.stderr
+    assert command("lock", "--run", "last~2").returncode == 0
+    assert command("check", "--run", "last~1").returncode == 0
+    moved = command("check", "--run", "last", "--json")
+    drift = {item["field"]: item for item in json.loads(moved.stdout)["drift"]}
+    assert moved.returncode == 1
+    assert {"model.dtype", "weights.loaded_root", "generation.max_new_tokens"} <= set(drift)
+    assert drift["model.dtype"]["a"] == "float32"
+    live = command("check")
+    assert (live.returncode, "compare it with one" in live.stderr) == (2, True)
+    same = command("env", "diff", "last", "last~1")
+    assert same.returncode == 0, same.stdout
+
+
+def test_environments_of_two_dates_are_compared(command: Command, folder: Path) -> None:
+    (folder / "a.json").write_text(command("env", "--json").stdout)
+    here = command("env", "diff", "a.json")
+    assert here.returncode == 0, here.stdout
+    other = command("env", "--json", env={**os.environ, "ATEN_CPU_CAPABILITY": "default"})
+    (folder / "b.json").write_text(other.stdout)
+    found = command("env", "diff", "a.json", "b.json")
+    assert found.returncode == 1
+    rows = {line.split()[1] for line in found.stdout.splitlines() if line.startswith("numeric")}
+    assert rows == {"cpu.capability", "env.ATEN_CPU_CAPABILITY"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check"], "there is no lock at provenance.lock. `provenance lock` writes one."),
+        (["lock", "--lock", "none/x.lock"], "there is no folder none"),
+        (["lock", "--model", "nowhere"], "there is no checkpoint at nowhere."),
+        (["lock", "--run", "last", "--model", "."], "give --run or --model"),
+        (["env", "diff", "nothing.json"], "there is no file nothing.json"),
+        (["env", "diff", "broken.json"], "broken.json is not JSON"),
+        (["env", "diff", "list.json"], "is neither an environment nor a run"),
+        (["lock", "--model", "empty"], "holds no weight files"),
+    ],
+)
+def test_mistakes_are_one_sentence(command: Command, folder: Path, arguments: list[str], sentence: str) -> None:
+    (folder / "broken.json").write_text("{")
+    (folder / "list.json").write_text('{"schema": "provenance/env/1"}')
+    (folder / "empty").mkdir()
+    said = command(*arguments)
+    assert (said.returncode, said.stdout) == (2, ""), said.stdout
+    assert sentence in said.stderr
+    assert len(said.stderr.strip().splitlines()) == 1
