@@ -26,6 +26,7 @@ from provenance.facts import Fingerprint, Output, Request
 from provenance.fingerprint.environment import Environment, program_path
 from provenance.fingerprint.reading import short_path
 from provenance.integrity import digests, keys
+from provenance.integrity.secrets import without_password
 from provenance.journal import frame, records
 from provenance.journal.spool import Journal
 from provenance.settings import Places, Settings, load, places
@@ -209,10 +210,12 @@ def about(settings: Settings, key: bytes) -> dict[str, object]:
 def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
     """Start the writer's process: its own session, a log for its streams, no descriptors of ours.
 
-    The database's URL goes through a file of mode 0600 and never through arguments, which others can read.
+    The database's URL goes through a file of mode 0600 and never through arguments, which others can read; its password
+    goes through the child's environment and is written nowhere.
     """
     target = where.spool / "target"
-    text = orjson.dumps({"url": where.url, "key_file": str(where.key_file)})
+    url, password = without_password(where.url)
+    text = orjson.dumps({"url": url, "key_file": str(where.key_file)})
     if not target.exists() or target.read_bytes() != text:
         draft = where.spool / f".target.{os.getpid()}"
         draft.write_bytes(text)
@@ -221,6 +224,8 @@ def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
     environ = dict(os.environ)
     source = str(Path(__file__).parents[1])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environ.get("PYTHONPATH", "")]))
+    if password:
+        environ["PGPASSWORD"] = password
     environ["PROVENANCE_DISABLED"] = "1"  # the writer's own process records nothing
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     out = os.open(where.spool / "writer.log", flags, 0o600)

@@ -18,6 +18,7 @@ import uuid_utils
 
 from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd
 from provenance.integrity.canonical import plain
+from provenance.integrity.secrets import scrub
 from provenance.recorder import Recorder
 
 NOTHING = bytes(32)
@@ -157,7 +158,7 @@ class Call:
         status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
         status = ABANDONED if isinstance(error, GeneratorExit) else status
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        text = str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass")
+        text = scrub(str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass"))
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
         self._end(status, (), payloads, {"error": kind, **(facts or {})}, settings, weights)
 

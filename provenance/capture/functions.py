@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
+from provenance.integrity.secrets import scrub
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 
@@ -61,7 +62,7 @@ def _begin(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cal
         return None
     call = Call(recorder, RUNTIME, operation)
     data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
-    call.begin((Payload(ROLE["arguments"], VALUE, data),), {}, 1, None, 0)
+    call.begin((Payload(ROLE["arguments"], VALUE, scrub(data)),), {}, 1, None, 0)
     return call
 
 
@@ -70,7 +71,7 @@ def _finish(call: Call | None, value: Any) -> None:
         return
     call.mark()
     end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
-    call.finish((end,), (Payload(ROLE["output.value"], VALUE, encode(value)),), {})
+    call.finish((end,), (Payload(ROLE["output.value"], VALUE, scrub(encode(value))),), {})
 
 
 def _fail(call: Call | None, error: BaseException) -> None:

@@ -13,6 +13,7 @@ import orjson
 
 from provenance.facts import Field, Fingerprint, State
 from provenance.integrity import digests
+from provenance.integrity.secrets import holds
 
 # Values that are floats by meaning: 1 and 1.0 are one setting.
 FLOATS = {"temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -96,7 +97,9 @@ def _fields(request: Mapping[str, Any], given: Any, own: Any, observer: Any, why
 
 
 def _sealed(item: Field, key: bytes) -> Field:
-    """Put a keyed digest in place of a watermark's keys: whoever has them can wash the mark off."""
+    """Withhold what looks like a secret; put a keyed digest for a watermark's keys: they can wash the mark off."""
+    if isinstance(item.value, (str, list, dict)) and holds(item.value):
+        return Field(item.name, None, State.REDACTED, "the value looks like a credential", item.source)
     if item.name != WATERMARK or not isinstance(item.value, dict):
         return item
     value = {

@@ -7,18 +7,13 @@ again and taxes every event of the interpreter (docs/decisions/0004-environment-
 """
 
 import os
-import re
 from functools import lru_cache
 from typing import Any
 
 from provenance.catalogue.fields import table
 from provenance.facts import Field, State
+from provenance.integrity.secrets import tells
 
-CREDENTIAL = re.compile(
-    r"://[^/\s]*:[^/\s]*@|\b(?:bearer|basic)\s+\S{8}|-----BEGIN"
-    r"|\b(?:sk-(?:[a-z0-9]+-)*|sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|eyJ)[-_]?[A-Za-z0-9]{12}",
-    re.IGNORECASE,
-)
 # Values of these hold paths; equal content at another place is no difference, but the path itself is a fact.
 LIMIT = 2000
 NEVER_READ = "SECRET: never read"
@@ -57,6 +52,6 @@ def field(name: str, value: str | None) -> Field:
     key = f"env.{name}"
     if value is None:
         return Field.unset(key, "environment")
-    if CREDENTIAL.search(value):
+    if tells(value):
         return Field(key, None, State.REDACTED, "the value looks like a credential", "environment")
     return Field(key, value[:LIMIT], State.VALUE, "", "environment")

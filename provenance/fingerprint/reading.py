@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from provenance.facts import Field, State
+from provenance.integrity.secrets import scrub, tells
 
 Reader = Callable[[], object]
 REASON_CHARS = 160
@@ -33,14 +34,22 @@ def read(name: str, reader: Reader, source: str = "") -> Field:
     except Missing as why:
         return Field.unknown(name, str(why))
     except AttributeError as error:
-        return Field.unknown(name, f"absent in this version: {error}"[:REASON_CHARS])
+        return Field.unknown(name, f"absent in this version: {_said(error, named=False)}"[:REASON_CHARS])
     except Exception as error:
-        return Field.unknown(name, f"{type(error).__name__}: {error}"[:REASON_CHARS])
+        return Field.unknown(name, _said(error))
     if isinstance(value, Field):
         return value
     if value is None:
         return Field(name, None, State.UNSET, "", source)
+    if isinstance(value, str) and tells(value):
+        return Field(name, None, State.REDACTED, "the value looks like a credential", source)
     return Field(name, value, State.VALUE, "", source)
+
+
+def _said(error: Exception, named: bool = True) -> str:
+    """Return what an exception says, without secrets that it may quote."""
+    text = f"{type(error).__name__}: {error}" if named else str(error)
+    return scrub(text.encode("utf-8", "backslashreplace")).decode("utf-8", "replace")[:REASON_CHARS]
 
 
 def read_all(readers: Mapping[str, Reader], source: str = "") -> list[Field]:
@@ -60,7 +69,7 @@ def within(seconds: float, name: str, work: Callable[[], list[Field]], names: It
         try:
             found.extend(work())
         except Exception as error:
-            failed.append(f"{type(error).__name__}: {error}"[:REASON_CHARS])
+            failed.append(_said(error))
 
     thread = threading.Thread(target=run, name=f"provenance-{name}", daemon=True)
     thread.start()
