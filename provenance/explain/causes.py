@@ -1,37 +1,31 @@
-"""Ranking what is left: how often a field is the cause in practice, against what the tokens say.
+"""Ranking what is left: how often a field is the cause in practice, against what the tokens say, against the past.
 
-A numeric cause needs a near tie or logits that moved a little; a semantic one explains logits that moved far;
-where logits did not move at all only decoding settings and random state remain. A candidate that the evidence
-rules out is dismissed with that sentence, never named. What was not recorded takes its share of the confidence,
-so that it never adds up to certainty.
+The first layer at which two runs part bounds the causes; how far the logits moved bounds them further (`natures`). A
+candidate that the evidence rules out is dismissed with that sentence, never named. What was not recorded competes like
+any other candidate: where it would win, the answer is that it could not be told, and which field would decide.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
 from provenance.catalogue.fields import Spec, spec
-from provenance.explain.fields import GROUP, Blind, Difference, document
-from provenance.explain.rules import DECODING, LENGTHS, Pair, dismissal
-from provenance.explain.tokens import Evidence
+from provenance.explain import conditions
+from provenance.explain.fields import Blind, Difference, document, group_of
+from provenance.explain.natures import RULED_OUT, fit, nature
+from provenance.explain.rules import Pair, dismissal
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
-UNRECORDED = 0.08
-BLIND_SHARE = 0.1
-RULED_OUT = 0.05
+UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never adds up to certainty
+UNDECIDED = 0.7  # a field of which it is not known whether it acts here
+# A field that one run knows and the other does not competes in full; one that neither could read hardly does.
+ONE_SIDED, BOTH_SIDED = 1.0, 0.12
+DECISIVE = 0.2
 AS_GOOD = 0.6
 NO_TOGGLE = ("", "-", "none")
-# How well an effect goes with what the tokens show: [kind of evidence][effect].
-FIT: dict[str, dict[str, float]] = {
-    "zero": {"decoding": 1.0, "model": 0.0, "numeric": 0.0, "precision": 0.0, "random": 0.0},
-    "tie": {"decoding": 0.12, "model": 0.06, "numeric": 1.0, "precision": 0.2, "random": 0.0},
-    "rounding": {"decoding": 1.0, "model": 0.02, "numeric": 0.02, "precision": 0.02, "random": 0.0},
-    "large": {"decoding": 0.1, "model": 1.0, "numeric": 0.04, "precision": 0.8, "random": 0.0},
-    "unknown": {"decoding": 0.9, "model": 1.0, "numeric": 0.6, "precision": 0.7, "random": 0.0},
-    "sampled": {"decoding": 0.8, "model": 0.5, "numeric": 0.4, "precision": 0.4, "random": 1.0},
-    "sampled zero": {"decoding": 0.8, "model": 0.0, "numeric": 0.0, "precision": 0.0, "random": 1.0},
-    "stop": {"decoding": 0.1, "model": 0.02, "numeric": 0.02, "precision": 0.02, "random": 0.0},
-}
+# Counts of past pairs for a field: differing and diverged, differing and same, equal and diverged, equal and same.
+History = Mapping[str, tuple[int, int, int, int]]
 
 
 @dataclass(slots=True)
@@ -52,70 +46,116 @@ class Ranking:
     causes: list[dict[str, Any]]
     dismissed: list[dict[str, Any]]
     unknown: list[dict[str, Any]]
+    undecided: bool = False  # what was not recorded would beat every candidate
 
 
-def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair) -> Ranking:
+def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: History | None = None) -> Ranking:
     """Rank the differing fields of a pair whose outputs part."""
+    kind = shown(pair)
     candidates: list[Cause] = []
     dismissed: list[dict[str, Any]] = []
     for difference in differing:
         why = dismissal(difference, pair)
         declared = spec(difference.name)
-        fit = _fit(declared, difference.name, pair)
-        if not why and fit < RULED_OUT:
-            why = _ruled_out(declared, pair.evidence)
+        fits = fit(kind, declared)
+        if not why and fits < RULED_OUT:
+            why = _ruled_out(kind, declared)
         if why:
             dismissed.append(_entry(difference) | {"because": why})
         else:
-            candidates.append(Cause(difference.name, difference, declared, WEIGHT[declared.prior] * fit))
+            score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
+            candidates.append(Cause(difference.name, difference, declared, score))
     causes = _grouped(candidates)
-    unknown = [_blind(item, pair, bool(causes)) for item in blind if _matters(item, pair)]
-    missing = UNRECORDED + sum(
-        BLIND_SHARE * WEIGHT[spec(item["field"]).prior] * _fit(spec(item["field"]), item["field"], pair)
-        for item in unknown
-    )
-    total = sum(cause.score for cause in causes) + missing
+    strengths = {item.name: _strength(item, pair, kind) for item in blind}
+    # What says one thing with a candidate is no rival of it.
+    named = {member for cause in causes for member in group_of(cause.name)}
+    strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)
+    best = causes[0].score if causes else 0.0
+    undecided = strongest >= DECISIVE and strongest > best
+    unknown: list[dict[str, Any]] = [
+        {"field": item.name, "because": item.because, "would_decide": undecided and strengths[item.name] > best}
+        for item in blind
+        if strengths[item.name] > 0
+    ]
+    unknown.sort(key=lambda item: (not item["would_decide"], -strengths[str(item["field"])], str(item["field"])))
+    total = sum(cause.score for cause in causes) + UNRECORDED + strongest
     entries = [_cause(cause, causes, total, pair) for cause in causes]
-    unknown.sort(key=lambda item: (not item["would_decide"], -spec(item["field"]).prior, item["field"]))
-    return Ranking(entries, dismissed, unknown)
+    return Ranking(entries, dismissed, unknown, undecided)
 
 
-def _evidence_kind(pair: Pair) -> str:
+def shown(pair: Pair) -> str:
+    """Name what the tokens show, in the words of `natures.FIT`: the earliest layer that speaks."""
     evidence = pair.evidence
-    if evidence.prefix:
+    if pair.inputs_equal is False:
+        texts = pair.one.input_text, pair.other.input_text
+        return "ids, no text" if None in texts else "ids" if texts[0] == texts[1] else "prompt"
+    if evidence.ids_equal:
+        return "text"
+    if evidence.prefix and evidence.kind != "large":
         return "stop"
     if pair.sampled:
-        return "sampled zero" if evidence.kind == "zero" else "sampled"
-    return "tie" if evidence.near_tie and evidence.kind == "rounding" else evidence.kind
+        base = "drawn alike" if pair.same_noise else "drawn"
+        return base + {"zero": ", equal logits", "rounding": ", rounding", "large": ", large"}.get(evidence.kind, "")
+    if evidence.near_tie and evidence.kind == "rounding":
+        return "tie, other precision" if evidence.precisions else "tie"
+    if evidence.kind == "large":
+        return "large, overruled" if evidence.overruled else "large, low precision" if _low(pair) else "large"
+    return evidence.kind
 
 
-def _class(declared: Spec) -> str:
-    if declared.effect == "random":
-        return "random"
-    if declared.effect == "numeric":
-        return "precision" if declared.name == "model.dtype" or declared.group == "weights" else "numeric"
-    return "decoding" if declared.group in DECODING else "model"
+def _low(pair: Pair) -> bool:
+    """Say whether the model computes in so few bits, or routes, that shapes alone move logits far."""
+    return any(conditions.truth(word, run) for word in ("quantized", "moe") for run in (pair.a, pair.b))
 
 
-def _fit(declared: Spec, name: str, pair: Pair) -> float:
-    kind = _evidence_kind(pair)
-    if kind == "stop" and name in LENGTHS | {
-        "generation.eos_token_id",
-        "generation.min_new_tokens",
-        "generation.min_length",
-    }:
+def _acts(declared: Spec, pair: Pair) -> float:
+    active = [conditions.active(declared.active_when, run) for run in (pair.a, pair.b)]
+    return 1.0 if True in active else UNDECIDED
+
+
+def _past(history: History | None, name: str) -> float:
+    """Weigh a field by what pairs of the past showed: one that often differed without harm is hardly the cause.
+
+    The share of divergence where it differed over that where it did not, each with one pair more of either kind.
+    """
+    if not history or name not in history:
         return 1.0
-    return FIT.get(kind, FIT["unknown"])[_class(declared)]
+    differed, harmless, other, calm = history[name]
+    ratio = ((differed + 1) / (differed + harmless + 2)) / ((other + 1) / (other + calm + 2))
+    return min(4.0, max(0.05, ratio))
 
 
-def _ruled_out(declared: Spec, evidence: Evidence) -> str:
-    if evidence.prefix:
+def _strength(item: Blind, pair: Pair, kind: str) -> float:
+    """Say how strong a candidate a field would be that cannot be compared; 0 where it could not matter."""
+    declared = spec(item.name)
+    if declared.effect == "none" or conditions.moot(declared.active_when, pair.a, pair.b):
+        return 0.0
+    fits = fit(kind, declared)
+    if fits < RULED_OUT or dismissal(Difference(item.name, *_sides(item, pair)), pair):
+        return 0.0
+    share = ONE_SIDED if item.one_sided else BOTH_SIDED
+    return WEIGHT[declared.prior] * fits * share * _acts(declared, pair)
+
+
+def _sides(item: Blind, pair: Pair) -> tuple[Any, Any]:
+    return pair.a.fields.get(item.name), pair.b.fields.get(item.name)
+
+
+def _ruled_out(kind: str, declared: Spec) -> str:
+    what = nature(declared)
+    if kind in ("prompt", "ids", "ids, no text"):
+        return "the inputs part before it can act"
+    if kind == "text":
+        return "the token ids that came out are equal"
+    if kind == "stop":
         return "the outputs are equal up to where one of them ends"
-    if declared.effect == "numeric":
-        if evidence.kind == "rounding":
+    if what in ("kernel", "precision"):
+        if kind == "rounding":
             return "the logits moved by rounding alone, and the margin was too wide for that to turn the choice"
+        if "equal logits" in kind or kind == "zero":
+            return "the logits were equal to the last bit up to the token where the outputs part"
         return "rounding cannot move logits this far"
-    if evidence.kind in ("rounding", "zero"):
+    if kind in ("rounding", "zero", "tie", "tie, other precision") and what in ("function", "mask", "input", "dropout"):
         return "another function would have moved the logits further"
     return "nothing in the tokens speaks for it"
 
@@ -125,7 +165,7 @@ def _grouped(candidates: list[Cause]) -> list[Cause]:
     table = {cause.name: cause for cause in candidates}
     folded: list[Cause] = []
     for cause in candidates:
-        members = [name for name in GROUP.get(cause.name, (cause.name,)) if name in table]
+        members = [name for name in group_of(cause.name) if name in table]
         if cause.name == members[0]:
             cause.together = members[1:]
             cause.score = max(table[name].score for name in members)
@@ -157,31 +197,10 @@ def _because(cause: Cause, pair: Pair) -> str:
         change = evidence.change
         moved = f"; the logits moved by {change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
     if cause.name.startswith("batch."):
-        padded = (
-            " and its padding"
-            if any("padding" in n or n == "batch.max_length" for n in (cause.name, *cause.together))
-            else ""
-        )
+        names = (cause.name, *cause.together)
+        padded = " and its padding" if any("padding" in n or n == "batch.max_length" for n in names) else ""
         return f"another batch{padded} changes shapes and the order of sums{moved}"
     reason = cause.declared.help or "it differs"
     if evidence.kind == "zero":
         return f"{reason}; the logits are equal, so the choice itself was made differently"
     return f"{reason}{moved}"
-
-
-def _matters(item: Blind, pair: Pair) -> bool:
-    """Say whether a field that cannot be compared could have decided this divergence."""
-    from provenance.explain import conditions
-
-    declared = spec(item.name)
-    if declared.effect == "none" or conditions.moot(declared.active_when, pair.a, pair.b):
-        return False
-    if pair.inputs_equal and declared.group in ("tokenizer", "input"):
-        return False
-    return _fit(declared, item.name, pair) >= RULED_OUT
-
-
-def _blind(item: Blind, pair: Pair, have_causes: bool) -> dict[str, Any]:
-    declared = spec(item.name)
-    decides = not have_causes and declared.prior >= 3 and _fit(declared, item.name, pair) >= 0.5
-    return {"field": item.name, "because": item.because, "would_decide": decides}

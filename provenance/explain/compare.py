@@ -176,10 +176,10 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
         return NOT_COMPARABLE
     if case.inputs_equal is None and case.one.input_key and case.a.key_id != case.b.key_id:
         return NOT_COMPARABLE
+    if ranking.undecided:
+        return INCONCLUSIVE
     if case.evidence.near_tie:
         return NEAR_TIE
-    if not ranking.causes and any(item["would_decide"] for item in ranking.unknown):
-        return INCONCLUSIVE
     if case.weights_equal is False and case.evidence.kind in ("large", "unknown"):
         return NOT_COMPARABLE
     return DIVERGENT

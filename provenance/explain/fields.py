@@ -24,20 +24,27 @@ class Blind(NamedTuple):
 
     name: str
     because: str
+    one_sided: bool = True  # one run knows it, and the other does not
 
 
 # First the member that says it most directly; the rest follow from it or set it.
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("batch.size", "batch.max_length", "batch.padding_tokens", "batch.padding_side", "batch.sequence_lengths",
-     "batch.position", "batch.mask_given", "batch.mask_origin"),
-    ("torch.num_threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS", "cpu.affinity", "cpu.count_logical",
-     "cpu.count_physical", "torch.num_interop_threads", "env.OPENBLAS_NUM_THREADS"),
+     "batch.position", "batch.mask_given", "batch.mask_origin", "batch.num_beams_rows"),
+    ("torch.num_threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS", "mkl.num_threads", "loaded.openmp.runtime",
+     "cpu.affinity", "cpu.count_logical", "cpu.count_physical", "cpu.threads_per_core", "torch.num_interop_threads",
+     "env.OPENBLAS_NUM_THREADS"),
     ("cpu.capability", "env.ATEN_CPU_CAPABILITY", "cpu.isa", "cpu.model", "cpu.vendor", "cpu.flags_digest",
-     "cpu.microcode"),
-    ("torch.version", "torch.git_version", "torch.build_config_digest", "mkl.version", "onednn.version",
-     "openmp.version", "cuda.runtime_version", "cudnn.version", "cublas.version", "nccl.version", "lib.triton.version",
-     "torch.debug_build"),
+     "cpu.caches", "cpu.microcode"),
+    ("torch.version", "torch.git_version", "torch.build_config_digest", "torch.blas", "torch.lapack", "torch.compiler",
+     "torch.parallel_backend", "mkl.version", "onednn.version", "openmp.version", "cuda.runtime_version",
+     "cudnn.version", "cublas.version", "cublaslt.version", "nccl.version", "lib.triton.version", "torch.debug_build",
+     "loaded.torch_cpu", "loaded.torch_cuda", "loaded.torch_python", "loaded.c10", "loaded.c10_cuda", "loaded.cudnn",
+     "loaded.cublas", "loaded.cublaslt", "loaded.nccl", "loaded.cudnn.version", "loaded.nccl.version", "loaded.onednn",
+     "loaded.openmp", "loaded.mkl"),
+    ("gpu.driver_version", "gpu.cuda_driver_api_version"),
     ("model.dtype", "logits.dtype"),
+    ("weights.loaded_root", "weights.tensors_root", "weights.sha256"),
     ("torch.deterministic_algorithms", "torch.deterministic_warn_only", "torch.deterministic_debug_mode",
      "torch.fill_uninitialized_memory"),
     ("torch.backends.cuda.matmul.fp32_precision", "torch.backends.cuda.matmul.allow_tf32",
@@ -45,11 +52,27 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     ("rng.torch_cpu_state_sha256", "seed.torch_initial", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
      "seed.given", "rng.consumed"),
-    ("tokenizer.sha256", "tokenizer.vocab_size", "tokenizer.class", "tokenizer.special_ids"),
+    ("tokenizer.sha256", "tokenizer.vocab_size", "tokenizer.class", "tokenizer.added_tokens_digest",
+     "tokenizer.special_ids"),
     ("generation.do_sample", "generation.mode"),
-    ("gpu.0.name", "gpu.0.compute_capability", "gpu.0.multi_processor_count", "gpu.0.memory_total"),
 )  # fmt: skip
 GROUP = {name: group for group in GROUPS for name in group}
+# One device is one thing, whatever its number.
+GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",
+       "shared_memory_per_block", "mig_profile", "mig_mode")  # fmt: skip
+
+
+def group_of(name: str) -> tuple[str, ...]:
+    """Return the group of fields that say one thing with this one, most direct first.
+
+    >>> group_of("gpu.1.memory_total")[:2], group_of("generation.top_p")
+    (('gpu.1.name', 'gpu.1.compute_capability'), ('generation.top_p',))
+    """
+    head, _, rest = name.partition(".")
+    number, _, last = rest.partition(".")
+    if head == "gpu" and number.isdigit() and last in GPU:
+        return tuple(f"gpu.{number}.{item}" for item in GPU)
+    return GROUP.get(name, (name,))
 
 
 def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
@@ -69,9 +92,12 @@ def compare(a: Mapping[str, Field], b: Mapping[str, Field]) -> tuple[list[Differ
     for name in sorted(a.keys() | b.keys()):
         one, other = a.get(name), b.get(name)
         if one is None or other is None:
-            blind.append(Blind(name, f"not recorded in {'A' if one is None else 'B'}"))
+            there = one if one is not None else other
+            told = there is not None and there.state is State.VALUE
+            blind.append(Blind(name, f"not recorded in {'A' if one is None else 'B'}", told))
         elif not one.known or not other.known:
-            blind.append(Blind(name, _reason(one, other)))
+            told = State.VALUE in (one.state, other.state)
+            blind.append(Blind(name, _reason(one, other), told))
         elif one != other:
             differing.append(Difference(name, one, other))
     return differing, blind

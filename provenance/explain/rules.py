@@ -14,13 +14,29 @@ from provenance.explain.fields import Difference
 from provenance.explain.tokens import Evidence
 from provenance.facts import Run, Sequence
 
-DECODING = {"generation", "seeds_rng", "service", "other"}
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria"}  # fmt: skip
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format"}
+TENSORS = {"weights.loaded_root", "weights.tensors_root"}
+# They fetch or read weights; where the tensors are equal they did it alike.
+LOADERS = {"lib.safetensors.version", "lib.huggingface-hub.version", "env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE",
+           "env.HF_HOME", "env.HF_HUB_CACHE", "vllm.load_config.load_format", "sglang.load_format"}  # fmt: skip
+# They act before the ids and after them.
+BEFORE = {"lib.tokenizers.version", "lib.sentencepiece.version", "lib.tiktoken.version", "lib.mistral-common.version",
+          "lib.jinja2.version", "lib.numpy.version", "python.utf8_mode", "env.PYTHONHASHSEED",
+          "python.hash_randomization"}  # fmt: skip
+# A variable, and the field that holds what it comes to. (NVIDIA_TF32_OVERRIDE acts inside cuBLAS, past every getter.)
+SETS = {"env.OMP_NUM_THREADS": "torch.num_threads", "env.MKL_NUM_THREADS": "mkl.num_threads",
+        "env.ATEN_CPU_CAPABILITY": "cpu.capability", "cpu.affinity": "torch.num_threads",
+        "cpu.count_logical": "torch.num_threads", "cpu.count_physical": "torch.num_threads",
+        "cpu.threads_per_core": "torch.num_threads"}  # fmt: skip
 # Versions of transformers for which greedy search was seen to ignore the sampling settings (tests/explain/test_rules.py
 # runs it on the installed one).
 GREEDY_IGNORES_FROM = (4, 39)
+
+
+STREAMS = ("rng.torch_cpu_state_sha256", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
+           "rng.torch_xpu_state_sha256")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +53,29 @@ class Pair:
     differing: frozenset[str] = frozenset()
 
     @property
+    def same_noise(self) -> bool:
+        """Say whether both runs are known to have drawn from one random stream, at one place."""
+        states = [name for name in STREAMS if _both(self, name)]
+        return bool(states) and not self.differing & {*STREAMS, "seed.given", "seed.torch_initial", "rng.consumed"}
+
+    @property
     def weights_equal(self) -> bool | None:
         """Say whether both runs had the same tensors in memory; None where that is not known."""
         a, b = (run.fields.get("weights.loaded_root") for run in (self.a, self.b))
         if a is None or b is None or not (a.known and b.known):
             return None
         return a == b
+
+
+def _both(pair: Pair, name: str) -> bool:
+    """Say whether both runs know a value of a field."""
+    return all(conditions.value(run.fields, name) is not None for run in (pair.a, pair.b))
+
+
+def _agree(pair: Pair, name: str) -> bool:
+    """Say whether both runs know a field, and it is the same."""
+    one, other = pair.a.fields.get(name), pair.b.fields.get(name)
+    return one is not None and other is not None and one == other
 
 
 Rule = Callable[[Difference, Spec, Pair], str]
@@ -87,28 +120,55 @@ def _moot(_: Difference, declared: Spec, pair: Pair) -> str:
 
 
 def _same_tensors(difference: Difference, _: Spec, pair: Pair) -> str:
-    if difference.name in IDENTITY and pair.weights_equal:
+    name = difference.name
+    if pair.weights_equal and (name in IDENTITY or name in LOADERS or name.startswith("files.model")):
         return "the tensors in memory are equal, whatever they were called and wherever they came from"
     return ""
 
 
+def _cast(difference: Difference, _: Spec, pair: Pair) -> str:
+    """Another type changes every tensor: the type is the cause, and the digest follows."""
+    if difference.name not in TENSORS:
+        return ""
+    same_files = not pair.differing & {"weights.files_root", "weights.sha256", "model.revision"}
+    for name, how in (("model.dtype", "cast to another type"), ("adapters.merged", "merged with an adapter")):
+        if name in pair.differing and same_files:
+            return f"the tensors were {how}, and that is listed by itself"
+    return ""
+
+
 def _same_ids(difference: Difference, declared: Spec, pair: Pair) -> str:
-    before = declared.group == "tokenizer" or difference.name.startswith(("chat_template.", "input."))
-    if before and pair.inputs_equal and pair.evidence.ids_equal is False:
+    """Dismiss what makes token ids, and what turns ids into text, where the ids that went in are equal."""
+    if not pair.inputs_equal or pair.evidence.ids_equal is not False:
+        return ""
+    name = difference.name
+    if name == "tokenizer.padding_side" or name.startswith("input.past"):
+        return ""
+    makes_ids = declared.group == "tokenizer" and not name.startswith("processor.")
+    if makes_ids or name.startswith(("chat_template.", "files.tokenizer", "files.chat", "files.vocab", "files.merges")):
         return "both runs fed the same token ids to the model"
+    if declared.group == "input" and "ids" in name:
+        return "both runs fed the same token ids to the model"
+    if name in BEFORE:
+        return "it prepares inputs and reads outputs; the token ids that reached the model are equal"
+    return ""
+
+
+def _sets(difference: Difference, _: Spec, pair: Pair) -> str:
+    """Dismiss a variable that sets a field where the value in force is known, and equal."""
+    target = SETS.get(difference.name)
+    if target is not None and _agree(pair, target):
+        return f"it sets {target}, which is equal in both"
+    if difference.name in ("env.LD_LIBRARY_PATH", "env.LD_PRELOAD") and _agree(pair, "loaded.libc"):
+        both = [name for name in pair.a.fields if name.startswith("loaded.") and name in pair.b.fields]
+        if not any(name.startswith("loaded.") and not name.endswith(".path") for name in pair.differing):
+            return f"the {len(both)} libraries that were really loaded are equal"
     return ""
 
 
 def _length(difference: Difference, _: Spec, pair: Pair) -> str:
     if difference.name in LENGTHS and pair.evidence.divergent_at is not None and not pair.evidence.prefix:
         return "it can only end an output, and these part before either ended"
-    return ""
-
-
-def _same_logits(_: Difference, declared: Spec, pair: Pair) -> str:
-    """Equal bits at every step mean that everything that makes logits was equal in effect."""
-    if pair.evidence.kind == "zero" and declared.group not in DECODING:
-        return "the logits were equal to the last bit up to the token where the outputs part"
     return ""
 
 
@@ -130,8 +190,14 @@ def _one_drew(difference: Difference, declared: Spec, pair: Pair) -> str:
 
 def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     """Dismiss digests over many fields: they say nothing that their members do not say."""
-    if difference.name == "lib.all_digest":
+    if difference.name in ("lib.all_digest", "container.image_digest"):
         return "every package that can matter is compared by its own version"
+    if difference.name in ("generation.defaults_digest", "files.generation_config.json") and _agree(
+        pair, "generation.do_sample"
+    ):
+        return "the settings that it led to are compared one by one"
+    if difference.name == "files.config.json" and _agree(pair, "model.config_digest"):
+        return "the configuration that it led to is equal"
     if difference.name == "generation.logits_processors" and any(
         name.startswith("generation.") and name not in ("generation.logits_processors", *LENGTHS)
         for name in pair.differing
@@ -143,6 +209,5 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    _context, _greedy, _moot, _same_tensors, _same_ids, _length, _same_logits, _no_draw,
-    _one_drew, _parents,
+    _context, _greedy, _moot, _same_tensors, _cast, _same_ids, _sets, _length, _no_draw, _one_drew, _parents,
 )  # fmt: skip

@@ -44,6 +44,8 @@ class Evidence:
     kind: str  # none, zero, rounding, large, unknown
     near_tie: bool
     why_unknown: str
+    overruled: bool = False  # one run chose a token that was not its best: something stood between logits and choice
+    precisions: bool = False  # the two runs made their logits in different types
 
 
 def ulp(value: float, dtype: str) -> float:
@@ -72,7 +74,32 @@ def compare(a: Sequence, b: Sequence, sampled: bool) -> Evidence:
     change = None if why or at is None else _change(a, b, at, prefix)
     kind = "unknown" if change is None else _kind(change)
     tie = kind in ("rounding", "zero") and not sampled and at is not None and not prefix and _tie(a, b, at, change)
-    return Evidence(ids_equal, text_equal, surface, at, prefix, change, kind, tie, why or ("" if change else _thin(at)))
+    overruled = at is not None and not prefix and not sampled and change is not None and _overruled(a, b, at, change)
+    why = why or ("" if change else _thin(at))
+    other = bool(a.steps and b.steps) and a.logits_dtype != b.logits_dtype
+    return Evidence(ids_equal, text_equal, surface, at, prefix, change, kind, tie, why, overruled, other)
+
+
+def _overruled(a: Sequence, b: Sequence, at: int, change: Change) -> bool:
+    """Say whether a run passed over its best token by more than rounding allows."""
+    for sequence in (a, b):
+        step = sequence.steps[at] if at < len(sequence.steps) else None
+        if step is None or not step.top_logits:
+            continue
+        chosen = dict(zip(step.top_ids, step.top_logits, strict=True)).get(step.token, -math.inf)
+        if max(step.top_logits) - chosen > change.allowed:
+            return True
+    return False
+
+
+def coarser(one: str, other: str) -> str:
+    """Return the type with the fewer digits.
+
+    >>> coarser("float32", "bfloat16"), coarser("", "float16"), coarser("", "")
+    ('bfloat16', 'float16', 'float32')
+    """
+    known = [name for name in (one, other) if name in MANTISSA]
+    return min(known, key=lambda name: MANTISSA[name], default="float32")
 
 
 def _first_difference(a: Sequence, b: Sequence) -> tuple[bool | None, int | None, bool]:
@@ -126,7 +153,7 @@ def _change(a: Sequence, b: Sequence, at: int, prefix: bool) -> Change | None:
     if not seen:
         return None
     largest = max((abs(x) for x in a.steps[0].top_logits + b.steps[0].top_logits), default=0.0)
-    dtype = a.logits_dtype if a.logits_dtype in MANTISSA else "float32"
+    dtype = coarser(a.logits_dtype, b.logits_dtype)
     unit = ulp(largest, dtype)
     allowed = SINGLE_EPS * EPSILON32 * max(largest, 1.0) if dtype in ("float32", "float64") else HALF_ULPS * unit
     return Change(worst, here, worst / unit if unit else 0.0, allowed, seen)
@@ -153,7 +180,7 @@ def _tie(a: Sequence, b: Sequence, at: int, change: Change | None) -> bool:
     if not margins or change is None:
         return False
     largest = max((abs(x) for x in a.steps[0].top_logits), default=0.0)
-    dtype = a.logits_dtype if a.logits_dtype in MANTISSA else "float32"
+    dtype = coarser(a.logits_dtype, b.logits_dtype)
     moved = change.at_divergence if change.at_divergence is not None else change.max_abs
     return max(m for m in margins if m is not None) <= max(TIE_ULPS * ulp(largest, dtype), 2 * moved)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from provenance.explain import fields, rules, tokens
+from provenance.catalogue.fields import spec
+from provenance.explain import causes, fields, natures, rules, tokens
 from provenance.explain.fields import Difference
 from provenance.facts import Field
 from tests.fakes.runs import run, step
@@ -90,7 +91,8 @@ def test_a_length_limit_acts_at_the_end_alone() -> None:
 
 
 def test_equal_bits_acquit_everything_that_makes_logits() -> None:
-    assert "equal to the last bit" in judge("torch.num_threads", 1, 2, moved=0.0)
+    assert natures.fit("zero", spec("torch.num_threads")) < natures.RULED_OUT
+    assert "equal to the last bit" in causes._ruled_out("zero", spec("torch.num_threads"))
     assert judge("generation.repetition_penalty", 1.0, 1.1, moved=0.0) == ""
 
 

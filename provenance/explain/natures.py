@@ -1,0 +1,160 @@
+"""What kind of thing a field is, and how well that goes with what the tokens show.
+
+The catalogue says what a difference can do (effect) and on what it acts (dimension). Evidence speaks a coarser
+language: did the input change, did the logits move and how far, was the choice a near tie, was it drawn. This table
+joins the two; its numbers are judgements to start from, checked by `scripts/bench explain` on cases with known causes.
+"""
+
+# ruff: noqa: E501 - a table reads better with one row a line
+
+import re
+
+from provenance.catalogue.fields import Spec
+
+# A number below this is a ruling: the evidence speaks against it, and the field is dismissed with that sentence.
+RULED_OUT = 0.05
+
+STOPPING = re.compile(r"max_(new_)?tokens|max_length|max_time|max_completion|min_(new_)?tokens|min_length|\.stop|stop_|eos|ignore_eos"
+                      r"|early_stopping|finish")  # fmt: skip
+CONTEXT = re.compile(r"truncat|n_ctx|num_ctx|max_model_len|context_length|model_max_length|prompt_eval")
+TEMPLATE = re.compile(
+    r"chat_template|chat_format|tools|system_prompt|rendered|START_DATE|messages|enable_thinking|retrieval"
+)
+TOKENIZER = re.compile(r"tokenizer|tokenizers|sentencepiece|tiktoken|mistral-common|FASTOKENS|use_fast")
+PRECISION = re.compile(
+    r"dtype|quant|fp8|tf32|TF32|precision|type_k|type_v|reduced_precision|fp16|bf16|bits|autocast|FPMATH"
+)
+MASK = re.compile(r"attention_mask|position_ids|mask_given|mask_origin")
+FUNCTION = re.compile(r"lora|rope|override|revision|load_format|adapter|weight|sliding|model_impl|model_path|experts$")
+
+NATURES = ("input", "template", "tokenizer", "context", "mask", "function", "precision", "kernel", "library", "code",
+           "decoding", "stop", "random", "dropout", "service")  # fmt: skip
+
+
+def nature(declared: Spec) -> str:
+    """Say what kind of thing a field is.
+
+    >>> from provenance.catalogue.fields import spec
+    >>> [nature(spec(name)) for name in ("batch.size", "model.dtype", "generation.top_p", "gpu.0.name", "weights.loaded_root")]
+    ['kernel', 'precision', 'decoding', 'kernel', 'function']
+    """
+    name, group = declared.name, declared.group
+    if group == "libraries":
+        return _library(name)
+    if group in ("input", "tokenizer"):
+        return _before(name)
+    if group == "batch":
+        return "mask" if MASK.search(name) else "kernel"
+    if name in ("model.training", "model.dropout_probs", "adapters.dropout"):
+        return "dropout"
+    if declared.effect == "random":
+        return "random"
+    if group == "weights" or (group == "model" and declared.dimension == "weights"):
+        return "function"
+    if group == "model":
+        return "precision" if declared.dimension == "precision" else "kernel"
+    if group in ("generation", "seeds_rng"):
+        return _decoding(declared)
+    if group in ("service", "runtime_engine"):
+        return _engine(declared)
+    if declared.effect == "semantic":
+        return "code"
+    return "precision" if declared.dimension == "precision" or PRECISION.search(name) else "kernel"
+
+
+def _library(name: str) -> str:
+    if name in ("app.code_version", "lib.editable_installs", "python.utf8_mode"):
+        return "code"
+    if name == "lib.jinja2.version":
+        return "template"
+    if name.startswith("lib.") and TOKENIZER.search(name):
+        return "tokenizer"
+    return "library" if name.startswith("lib.") or name == "torch.version" else "kernel"
+
+
+def _before(name: str) -> str:
+    """Sort what acts before the model sees anything."""
+    if CONTEXT.search(name):
+        return "context"
+    if TEMPLATE.search(name):
+        return "template"
+    if name == "tokenizer.padding_side":
+        return "kernel"
+    if name.startswith("tokenizer."):
+        return "tokenizer"
+    return "kernel" if name == "input.past_key_values_given" else "input"
+
+
+def _decoding(declared: Spec) -> str:
+    if STOPPING.search(declared.name):
+        return "stop"
+    return "kernel" if declared.effect == "numeric" else "decoding"
+
+
+def _engine(declared: Spec) -> str:
+    """Sort the rows of an engine or a service, whose groups hold everything at once."""
+    name = declared.name
+    for kind, pattern in (("context", CONTEXT), ("template", TEMPLATE), ("tokenizer", TOKENIZER), ("stop", STOPPING)):
+        if pattern.search(name):
+            return kind
+    if declared.dimension == "service":
+        return "decoding" if name.startswith("service.request.") and declared.effect == "semantic" else "service"
+    if declared.effect == "semantic":
+        decoding = "sampl" in name or "penalt" in name or "temperature" in name or declared.dimension == "parameters"
+        return "decoding" if decoding and not FUNCTION.search(name) else "function"
+    return "precision" if PRECISION.search(name) else "kernel"
+
+
+# [what the tokens show][nature]. What is not named fits not at all.
+FIT: dict[str, dict[str, float]] = {
+    # the rendered prompts differ
+    "prompt": {"input": 1.0, "template": 1.0, "context": 0.9, "code": 0.5, "service": 0.35, "library": 0.35,
+               "tokenizer": 0.25, "random": 0.15, "decoding": 0.03, "function": 0.03},
+    # one text, other ids
+    "ids": {"tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
+            "function": 0.05},
+    "ids, no text": {"tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.35,
+                     "service": 0.3, "random": 0.1, "function": 0.05},
+    # equal ids out, other text
+    "text": {"tokenizer": 1.0, "service": 0.8, "library": 0.5, "code": 0.5, "template": 0.1},
+    # equal logits to the last bit
+    "zero": {"decoding": 1.0, "stop": 0.25, "service": 0.3, "library": 0.15, "code": 0.15, "random": 0.06},
+    # logits moved by rounding, and the choice hung on that
+    "tie": {"kernel": 1.0, "library": 0.6, "precision": 0.5, "service": 0.4, "mask": 0.15, "decoding": 0.08,
+            "function": 0.06, "dropout": 0.05, "code": 0.05},
+    "tie, other precision": {"precision": 1.0, "kernel": 0.4, "library": 0.4, "service": 0.3, "function": 0.06},
+    # logits moved by rounding, and the margin was wide: the choice was made otherwise
+    "rounding": {"decoding": 1.0, "stop": 0.15, "service": 0.25, "library": 0.12, "code": 0.1, "precision": 0.06},
+    # logits moved further than rounding can
+    "large": {"function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.4, "service": 0.5,
+              "library": 0.4, "context": 0.1, "decoding": 0.06, "kernel": 0.03},
+    "large, low precision": {"function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.4,
+                             "service": 0.5, "library": 0.5, "context": 0.1, "decoding": 0.06, "kernel": 0.3},
+    "large, overruled": {"decoding": 1.0, "function": 0.8, "precision": 0.4, "mask": 0.4, "library": 0.4, "service": 0.4,
+                         "code": 0.3, "dropout": 0.3, "input": 0.3},
+    # no evidence of tokens
+    "unknown": {"function": 0.9, "decoding": 0.9, "precision": 0.8, "service": 0.8, "dropout": 0.7, "kernel": 0.7,
+                "library": 0.7, "mask": 0.6, "input": 0.5, "code": 0.4, "context": 0.4, "stop": 0.2, "random": 0.15,
+                "template": 0.15, "tokenizer": 0.15},
+    # one output is the beginning of the other
+    "stop": {"stop": 1.0, "service": 0.3, "context": 0.3, "decoding": 0.15, "library": 0.1, "code": 0.1},
+    # tokens were drawn: by another stream, or from other logits
+    "drawn": {"random": 1.0, "decoding": 0.8, "function": 0.5, "service": 0.5, "precision": 0.4, "dropout": 0.4, "mask": 0.4,
+              "library": 0.4, "kernel": 0.35, "code": 0.3, "input": 0.3},
+    "drawn, equal logits": {"random": 1.0, "decoding": 0.8, "service": 0.3, "library": 0.2, "code": 0.15},
+    "drawn, rounding": {"random": 1.0, "decoding": 0.6, "kernel": 0.5, "library": 0.4, "precision": 0.4, "service": 0.3},
+    "drawn, large": {"function": 1.0, "precision": 0.7, "dropout": 0.8, "mask": 0.7, "random": 0.4, "decoding": 0.3,
+                     "service": 0.5, "library": 0.4, "code": 0.4, "input": 0.5},
+    # drawn by one stream: the stream is no cause
+    "drawn alike": {"decoding": 1.0, "function": 0.7, "kernel": 0.7, "precision": 0.7, "library": 0.6, "service": 0.5,
+                    "dropout": 0.5, "mask": 0.5, "code": 0.3, "input": 0.3},
+    "drawn alike, equal logits": {"decoding": 1.0, "library": 0.3, "service": 0.3, "code": 0.2, "kernel": 0.06},
+    "drawn alike, rounding": {"kernel": 1.0, "decoding": 0.5, "precision": 0.7, "library": 0.6, "service": 0.4},
+    "drawn alike, large": {"function": 1.0, "precision": 0.8, "dropout": 0.8, "mask": 0.8, "library": 0.4, "service": 0.5,
+                           "code": 0.4, "input": 0.6, "decoding": 0.06},
+}  # fmt: skip
+
+
+def fit(kind: str, declared: Spec) -> float:
+    """Say how well a field goes with what the tokens show, from 0 to 1."""
+    return FIT[kind].get(nature(declared), 0.0)
