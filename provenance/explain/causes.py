@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provenance.catalogue.fields import Spec, spec
-from provenance.explain import conditions
+from provenance.explain import conditions, tokens
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.natures import RULED_OUT, fit, nature
 from provenance.explain.rules import Pair, dismissal
+from provenance.facts import Field
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
 UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never adds up to certainty
@@ -23,6 +24,7 @@ UNDECIDED = 0.7  # a field of which it is not known whether it acts here
 ONE_SIDED, BOTH_SIDED = 1.0, 0.12
 DECISIVE = 0.2
 AS_GOOD = 0.6
+OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 NO_TOGGLE = ("", "-", "none")
 # Counts of past pairs for a field: differing and diverged, differing and same, equal and diverged, equal and same.
 History = Mapping[str, tuple[int, int, int, int]]
@@ -65,6 +67,8 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
+    if kind in ("prompt", "ids", "ids, no text"):
+        candidates.append(_observed(pair, upstream=bool(candidates)))
     causes = _grouped(candidates)
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
     # What says one thing with a candidate is no rival of it.
@@ -83,12 +87,29 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     return Ranking(entries, dismissed, unknown, undecided)
 
 
+def _observed(pair: Pair, upstream: bool) -> Cause:
+    """Make the candidate that the inputs themselves are: weaker where something that makes them differs too."""
+    at, a, b = first_difference(pair)
+    name = "input.token_ids" if at is not None else "input.rendered_prompt_sha256"
+    difference = Difference(name, Field(name, a), Field(name, b))
+    return Cause(name, difference, spec(name), OBSERVED if upstream else 1.0)
+
+
+def first_difference(pair: Pair) -> tuple[int | None, object, object]:
+    """Return the first token at which two inputs part, and what stands there; None where no ids were kept."""
+    one, other = pair.one.input_ids, pair.other.input_ids
+    if one is None or other is None:
+        return None, pair.one.input_text, pair.other.input_text
+    return tokens.parts(one, other)
+
+
 def shown(pair: Pair) -> str:
     """Name what the tokens show, in the words of `natures.FIT`: the earliest layer that speaks."""
     evidence = pair.evidence
     if pair.inputs_equal is False:
-        texts = pair.one.input_text, pair.other.input_text
-        return "ids, no text" if None in texts else "ids" if texts[0] == texts[1] else "prompt"
+        # Where there are ids the text was made from them, and cannot tell what made them.
+        ids = pair.one.input_ids is not None and pair.other.input_ids is not None
+        return "ids, no text" if ids else "prompt"
     if evidence.ids_equal:
         return "text"
     if evidence.prefix and evidence.kind != "large":
@@ -193,6 +214,11 @@ def _entry(difference: Difference) -> dict[str, Any]:
 def _because(cause: Cause, pair: Pair) -> str:
     evidence = pair.evidence
     moved = ""
+    if cause.name == "input.token_ids":
+        at, *_ = first_difference(pair)
+        return f"the token ids that reached the model differ from token {at} on"
+    if cause.name == "input.rendered_prompt_sha256":
+        return "the prompts differ"
     if evidence.change is not None and evidence.kind != "zero":
         change = evidence.change
         moved = f"; the logits moved by {change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"

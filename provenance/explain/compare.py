@@ -122,8 +122,6 @@ def _judge(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
             {"field": i["field"], "a": i["a"], "b": i["b"], "because": "the outputs are equal"} for i in calm
         ]
         ranking.causes = []
-    elif inputs["equal"] is False:
-        ranking.causes.insert(0, _input_cause(inputs))
     verdict = _verdict(case, ranking, parts)
     explained = bool(ranking.causes) or not parts
     return {
@@ -144,27 +142,10 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
         equal = None
     first = None
     if equal is False and one.input_ids is not None and other.input_ids is not None:
-        at = next(
-            (n for n, (x, y) in enumerate(zip(one.input_ids, other.input_ids, strict=False)) if x != y),
-            min(len(one.input_ids), len(other.input_ids)),
-        )
-        first = {"token": at, "a": _get(one.input_ids, at), "b": _get(other.input_ids, at)}
+        at, left, right = tokens.parts(one.input_ids, other.input_ids)
+        first = {"token": at, "a": left, "b": right}
     texts = None if one.input_text is None or other.input_text is None else one.input_text == other.input_text
     return {"equal": equal, "first_difference": first, "texts_equal": texts}
-
-
-def _get(ids: tuple[int, ...], at: int) -> int | None:
-    return ids[at] if at < len(ids) else None
-
-
-def _input_cause(inputs: dict[str, Any]) -> dict[str, Any]:
-    first = inputs["first_difference"] or {}
-    text = "the token ids that reached the model differ"
-    if first:
-        text += f" from token {first['token']} on"
-    return {"field": "input.token_ids", "a": first.get("a"), "b": first.get("b"), "effect": "semantic",
-            "dimension": "input", "confidence": 0.97, "because": text, "try": None, "with": [],
-            "alternatives": []}  # fmt: skip
 
 
 def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
@@ -178,7 +159,8 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
         return NOT_COMPARABLE
     if ranking.undecided:
         return INCONCLUSIVE
-    if case.evidence.near_tie:
+    # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
+    if case.evidence.near_tie and not (ranking.causes and ranking.causes[0]["effect"] == "semantic"):
         return NEAR_TIE
     if case.weights_equal is False and case.evidence.kind in ("large", "unknown"):
         return NOT_COMPARABLE

@@ -54,7 +54,9 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "seed.given", "rng.consumed"),
     ("tokenizer.sha256", "tokenizer.vocab_size", "tokenizer.class", "tokenizer.added_tokens_digest",
      "tokenizer.special_ids"),
-    ("generation.do_sample", "generation.mode"),
+    ("torch.backends.cuda.flash_sdp_enabled", "torch.backends.cuda.mem_efficient_sdp_enabled",
+     "torch.backends.cuda.cudnn_sdp_enabled", "torch.backends.cuda.math_sdp_enabled", "torch.sdp_priority_order",
+     "torch.overrideable_sdp_enabled", "model.attention_backend_resolved_sdpa"),
 )  # fmt: skip
 GROUP = {name: group for group in GROUPS for name in group}
 # One device is one thing, whatever its number.

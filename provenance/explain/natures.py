@@ -108,12 +108,12 @@ def _engine(declared: Spec) -> str:
 # [what the tokens show][nature]. What is not named fits not at all.
 FIT: dict[str, dict[str, float]] = {
     # the rendered prompts differ
-    "prompt": {"input": 1.0, "template": 1.0, "context": 0.9, "code": 0.5, "service": 0.35, "library": 0.35,
+    "prompt": {"mask": 0.9, "input": 1.0, "template": 1.0, "context": 0.9, "code": 0.5, "service": 0.35, "library": 0.35,
                "tokenizer": 0.25, "random": 0.15, "decoding": 0.03, "function": 0.03},
     # one text, other ids
-    "ids": {"tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
+    "ids": {"mask": 0.9, "tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
             "function": 0.05},
-    "ids, no text": {"tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.35,
+    "ids, no text": {"mask": 0.9, "tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.35,
                      "service": 0.3, "random": 0.1, "function": 0.05},
     # equal ids out, other text
     "text": {"tokenizer": 1.0, "service": 0.8, "library": 0.5, "code": 0.5, "template": 0.1},

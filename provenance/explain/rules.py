@@ -17,6 +17,17 @@ from provenance.facts import Run, Sequence
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria"}  # fmt: skip
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format"}
+MADE = {
+    "model.dtype": "cast to another type", "adapters.merged": "merged with an adapter",
+    "model.rope_parameters": "computed from other rotary settings",
+}  # fmt: skip
+# Values of the configuration that are fields of their own: its digest says nothing that they do not say.
+CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
+              "model.is_encoder_decoder", "model.dropout_probs", "model.quantization_config.quant_method",
+              "model.quantization_config.bits"}  # fmt: skip
+# What chooses the way of decoding.
+WAYS = ("generation.do_sample", "generation.num_beams", "generation.assistant_model", "generation.custom_generate",
+        "generation.penalty_alpha", "generation.dola_layers", "generation.prompt_lookup_num_tokens")  # fmt: skip
 TENSORS = {"weights.loaded_root", "weights.tensors_root"}
 # They fetch or read weights; where the tensors are equal they did it alike.
 LOADERS = {"lib.safetensors.version", "lib.huggingface-hub.version", "env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE",
@@ -111,6 +122,15 @@ def _greedy(difference: Difference, declared: Spec, pair: Pair) -> str:
     return f"greedy decoding reads no {short} in transformers {version.rpartition('.')[0] or version}"
 
 
+def _one_samples(difference: Difference, declared: Spec, pair: Pair) -> str:
+    """Where only one run draws, what shapes the drawing has nothing to be compared with."""
+    if declared.active_when == "sample" and "generation.do_sample" in pair.differing:
+        return "only one of the two runs draws its tokens, and that is listed by itself"
+    if difference.name == "generation.top_k" and "generation.do_sample" in pair.differing:
+        return "only one of the two runs draws its tokens, and that is listed by itself"
+    return ""
+
+
 def _moot(_: Difference, declared: Spec, pair: Pair) -> str:
     if declared.group == "generation" and "sample" in declared.active_when:
         return ""  # the version decides, above
@@ -131,7 +151,7 @@ def _cast(difference: Difference, _: Spec, pair: Pair) -> str:
     if difference.name not in TENSORS:
         return ""
     same_files = not pair.differing & {"weights.files_root", "weights.sha256", "model.revision"}
-    for name, how in (("model.dtype", "cast to another type"), ("adapters.merged", "merged with an adapter")):
+    for name, how in MADE.items():
         if name in pair.differing and same_files:
             return f"the tensors were {how}, and that is listed by itself"
     return ""
@@ -192,6 +212,11 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     """Dismiss digests over many fields: they say nothing that their members do not say."""
     if difference.name in ("lib.all_digest", "container.image_digest"):
         return "every package that can matter is compared by its own version"
+    if difference.name == "generation.mode":
+        way = next((name for name in WAYS if name in pair.differing), None)
+        return f"it follows from {way}" if way is not None else ""
+    if difference.name == "model.config_digest" and pair.differing & CONFIGURED:
+        return "the values in it that differ are listed by themselves"
     if difference.name in ("generation.defaults_digest", "files.generation_config.json") and _agree(
         pair, "generation.do_sample"
     ):
@@ -209,5 +234,6 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    _context, _greedy, _moot, _same_tensors, _cast, _same_ids, _sets, _length, _no_draw, _one_drew, _parents,
+    _context, _greedy, _one_samples, _moot, _same_tensors, _cast, _same_ids, _sets, _length, _no_draw,
+    _one_drew, _parents,
 )  # fmt: skip

@@ -116,6 +116,17 @@ def _first_difference(a: Sequence, b: Sequence) -> tuple[bool | None, int | None
     return False, min(len(one), len(other)), True
 
 
+def parts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, int | None, int | None]:
+    """Return where two rows of ids part, and what stands there; None past the end of one.
+
+    >>> parts((1, 2, 3), (1, 4)), parts((1,), (1, 2))
+    ((1, 2, 4), (1, None, 2))
+    """
+    both = enumerate(zip(one, other, strict=False))
+    at = next((n for n, (x, y) in both if x != y), min(len(one), len(other)))
+    return at, one[at] if at < len(one) else None, other[at] if at < len(other) else None
+
+
 def _surface(one: str | None, other: str | None) -> bool:
     """Say whether two texts differ only in white space, Unicode form or the like."""
     if one is None or other is None or one == other:
