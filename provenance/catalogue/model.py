@@ -11,6 +11,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("model.source_digest", "model", "weights", "model", "semantic", 3, "always", "other revision", "patched or remote modeling code"),
     Spec("model.revision", "model", "weights", "model", "semantic", 3, "always", "revision=", "branch main moves"),
     Spec("model.config_digest", "model", "weights", "model", "semantic", 4, "always", "config", "rope, norms, window"),
+    Spec("model.buffer_dtypes", "model", "precision", "model", "numeric", 3, "always", "leave buffers out of the cast", "a cast rounds the rotary base and other tables"),
     Spec("model.dtype", "model", "precision", "model", "numeric", 5, "always", "dtype= in from_pretrained", "fp32/bf16/fp16 swap is the largest numeric change"),
     Spec("logits.dtype", "model", "precision", "model", "numeric", 3, "always", "dtype of the model", "the type in which logits are computed"),
     Spec("model.attn_implementation", "model", "operators", "model", "numeric", 5, "always", "model.set_attn_implementation()", "eager/sdpa/flash; falls back silently when a package is missing"),
@@ -76,6 +77,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("weights.mutable_version", "weights", "weights", "model", "semantic", 3, "always", "engine update call", "online weight updates"),
     # tokenizer
     Spec("tokenizer.sha256", "tokenizer", "input", "model", "semantic", 4, "always", "load other revision", "silent tokenizer fixes upstream"),
+    Spec("tokenizer.is_fast", "tokenizer", "input", "model", "semantic", 3, "always", "use_fast=", "two implementations split special tokens and white space each its own way"),
     Spec("tokenizer.class", "tokenizer", "input", "model", "semantic", 2, "always", "use_fast=", "fast vs slow"),
     Spec("tokenizer.vocab_size", "tokenizer", "input", "model", "semantic", 2, "always", "-", "added tokens"),
     Spec("tokenizer.added_tokens_digest", "tokenizer", "input", "model", "semantic", 3, "always", "-", "-"),

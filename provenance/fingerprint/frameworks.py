@@ -16,11 +16,11 @@ import orjson
 
 from provenance.catalogue.fields import table
 from provenance.facts import Field
-from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all
+from provenance.fingerprint.reading import Missing, Moot, Reader, module, read, read_all
 
 # What is loaded decides which fields have values; a change here makes a new environment fingerprint.
 WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
-           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum")  # fmt: skip
+           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum", "onnxruntime")  # fmt: skip
 
 
 def loaded() -> tuple[bool, ...]:
@@ -67,7 +67,7 @@ def normal(name: str) -> str:
 def fields() -> list[Field]:
     """Read torch's own facts and the versions of all packages that the catalogue names."""
     packages = installed(sys.path)
-    found = read_all(TORCH, "torch")
+    found = [*read_all(TORCH, "torch"), read("onnxruntime.providers", _providers, "onnxruntime")]
     for name in table():
         if name.startswith("lib.") and name.endswith(".version"):
             package = name[4:-8]
@@ -105,6 +105,12 @@ def _cuda_build() -> Any:
     if torch.version.cuda is None:
         raise Moot("torch is built without CUDA")
     return torch
+
+
+def _providers() -> list[str]:
+    if "onnxruntime" not in sys.modules:
+        raise Moot("onnxruntime is not loaded")
+    return list(module("onnxruntime").get_available_providers())
 
 
 def _digest(text: str) -> str:

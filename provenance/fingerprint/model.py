@@ -6,14 +6,16 @@ identity, version and address, and the few settings that can change without a te
 
 import hashlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
+from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all, short_path
 
 QUANTIZATION = (
     "quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "format", "backend", "load_in_8bit",
@@ -40,7 +42,8 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
     found = read_all(_model(model, config), "model")
     found += _quantization(config)
     if tokenizer is not None:
-        found += read_all(_tokenizer(tokenizer), "tokenizer")
+        found += read_all(_tokenizer(_part(tokenizer, "tokenizer") or tokenizer), "tokenizer")
+        found += read_all(_processor(tokenizer), "processor")
     else:
         found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
     return Fingerprint.of("model", found)
@@ -52,6 +55,8 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
         "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
+        "model.source_digest": lambda: _source(model),
+        "model.buffer_dtypes": lambda: _buffer_dtypes(model),
         "model.dtype": lambda: _dtypes(model),
         "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
         "model.experts_implementation": lambda: _per_part(config, "_experts_implementation"),
@@ -74,12 +79,14 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
             hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
         ),
         "adapter.names": lambda: _adapters(model),
+        "adapters.merged": lambda: _merged(model),
     }
 
 
 def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
     return {
         "tokenizer.class": lambda: type(tokenizer).__name__,
+        "tokenizer.is_fast": lambda: bool(tokenizer.is_fast),
         "tokenizer.sha256": lambda: tokenizer_digest(tokenizer),
         "tokenizer.vocab_size": lambda: len(tokenizer),
         "tokenizer.special_ids": lambda: {
@@ -96,6 +103,29 @@ def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
         "chat_template.sha256": lambda: _template(tokenizer),
         "chat_template.uses_date": lambda: "strftime_now" in str(tokenizer.chat_template or ""),
     }
+
+
+def _part(processor: Any, name: str) -> Any:
+    """Return a part of a processor, which can stand where a tokenizer stands; None where there is none."""
+    try:
+        return getattr(processor, name, None)
+    except Exception:  # a wrapper that refuses: its fields will say so
+        return None
+
+
+def _processor(processor: Any) -> dict[str, Reader]:
+    """Read the half of a processor that makes pixels: its implementation decides them as much as its settings."""
+    return {
+        "processor.backend": lambda: type(_images(processor)).__name__,
+        "processor.config_digest": lambda: config_digest(_images(processor)),
+    }
+
+
+def _images(processor: Any) -> Any:
+    found = _part(processor, "image_processor")
+    if found is None:
+        raise Moot("no image processor was given")
+    return found
 
 
 def config_digest(config: Any) -> str:
@@ -154,6 +184,25 @@ def _dtypes(model: Any) -> object:
     return next(iter(counts)) if len(counts) == 1 else dict(sorted(counts.items()))
 
 
+def _buffer_dtypes(model: Any) -> object:
+    """Count buffers by type: a cast of the whole model takes tables along that others keep in float32."""
+    found = Counter(
+        str(item.dtype).removeprefix("torch.")
+        for part in modules(model)
+        for item in part._buffers.values()
+        if item is not None
+    )
+    return dict(sorted(found.items()))
+
+
+def _source(model: Any) -> str:
+    """Digest the file that the model's class stands in: a checkpoint's own code, or the library's."""
+    path = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+    if not path:
+        raise Missing("the model's class was made in an interactive session")
+    return _sha(Path(path).read_bytes())
+
+
 def _dropout(config: Any) -> object:
     table = config.to_dict()
     return {key: value for key, value in sorted(table.items()) if "dropout" in key and isinstance(value, (int, float))}
@@ -182,6 +231,13 @@ def _adapters(model: Any) -> object:
     if not found:
         raise Moot("no adapter is attached")
     return sorted(map(str, found))
+
+
+def _merged(model: Any) -> bool:
+    """Say whether an adapter's weights were added into those of the layers beneath."""
+    if not getattr(model, "peft_config", None):
+        raise Moot("no adapter is attached")
+    return any(bool(getattr(part, "merged_adapters", None)) for part in modules(model))
 
 
 def _quantization(config: Any) -> list[Field]:

@@ -1,6 +1,8 @@
 """A loaded model as fields, and the tuple that tells in microseconds whether anybody touched it."""
 
 import copy
+import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +112,47 @@ def test_a_map_of_devices_is_kept_by_name() -> None:
     model = models.llama()
     model.hf_device_map = {"model.embed_tokens": 0, "lm_head": torch.device("cpu")}
     assert _fields(model)["model.device_map"].value == {"model.embed_tokens": "0", "lm_head": "cpu"}
+
+
+def test_the_code_of_a_model_and_the_types_of_its_buffers_are_read() -> None:
+    model = models.llama()
+    path = Path(str(sys.modules[type(model).__module__].__file__))
+    before = _fields(model)
+    assert before["model.source_digest"].value == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    assert set(before["model.buffer_dtypes"].value) == {"float32"}  # type: ignore[call-overload]
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.to(torch.bfloat16)
+    after = _fields(model)
+    assert after["model.buffer_dtypes"] != before["model.buffer_dtypes"]
+    assert after["model.dtype"] == before["model.dtype"]
+
+
+def test_a_merged_adapter_is_told_from_one_that_is_attached() -> None:
+    model = models.llama()
+    assert _fields(model)["adapters.merged"].state is State.NOT_APPLICABLE
+    model.peft_config = {"style": object()}
+    model.lm_head.merged_adapters = []
+    assert _fields(model)["adapters.merged"].value is False
+    model.lm_head.merged_adapters = ["style"]
+    assert _fields(model)["adapters.merged"].value is True
+
+
+def test_a_processor_is_read_in_both_its_halves() -> None:
+    class FastPixels:
+        size = 224
+
+        def to_dict(self) -> dict[str, int]:
+            return {"size": self.size}
+
+    whole = SimpleNamespace(tokenizer=models.letters(), image_processor=FastPixels())
+    found = readers.fingerprint(models.llama(), whole).fields
+    assert found["processor.backend"].value == "FastPixels"
+    assert found["tokenizer.sha256"] == _fields(models.llama(), models.letters())["tokenizer.sha256"]
+    whole.image_processor.size = 336
+    assert (
+        readers.fingerprint(models.llama(), whole).fields["processor.config_digest"] != found["processor.config_digest"]
+    )
+    alone = _fields(models.llama(), models.letters())
+    assert alone["processor.backend"].state is State.NOT_APPLICABLE
 
 
 # -- tokenizers -------------------------------------------------------------------------------------
