@@ -77,11 +77,22 @@ def home(word: str, runtime: str) -> Home:
     """Find where a fact of a report is recorded. A word that is the name of one of our fields is its own home."""
     candidates = [(name, entry) for name, entry in rows().items() if name[0] == word and name[1] in runtime.lower()]
     if not candidates:
-        if word not in table():
+        package = f"lib.{word.removeprefix('package.')}.version"
+        place = next((name for name in (word, package) if name in table()), "")
+        if not place:
             raise KeyError(f"{word} has no line in homes.tsv")
-        return _home(word, word, READ, "")
+        return _home(word, place, READ, "")
     _, (place, how, note) = max(candidates, key=lambda item: len(item[0][1]))
     return _home(word, place, how, note)
+
+
+def has_home(word: str, runtime: str) -> bool:
+    """Say whether a word of a report, perhaps of another set of reports, is known here."""
+    try:
+        home(word, runtime)
+    except KeyError:
+        return False
+    return True
 
 
 def _home(word: str, place: str, how: str, note: str) -> Home:
