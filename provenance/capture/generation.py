@@ -6,16 +6,12 @@ that `generate` itself made; where a runtime keeps it to itself the requested va
 rest is unknown.
 """
 
-import functools
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from provenance.facts import Field, Fingerprint, State
-from provenance.fingerprint.model import config_digest
-from provenance.fingerprint.reading import read
 from provenance.integrity import digests
 
 # Values that are floats by meaning: 1 and 1.0 are one setting.
@@ -195,15 +191,7 @@ def _objects(request: Mapping[str, Any]) -> list[Field]:
         else:
             shown = f"{type(value).__module__}.{type(value).__qualname__}"
         fields.append(Field(f"generation.{name}", shown, State.VALUE, "", CALL))
-        if name == "assistant_model":
-            fields.append(read("generation.assistant_digest", functools.partial(_draft, value), CALL))
     return fields
-
-
-def _draft(model: Any) -> str:
-    """Digest what a draft model is. Its tensors are not hashed: the model that it drafts for checks every token."""
-    parts = (type(model).__qualname__, config_digest(model.config), str(getattr(model.config, "_name_or_path", "")))
-    return "sha256:" + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _public(config: Any) -> dict[str, Any]:

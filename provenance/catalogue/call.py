@@ -86,7 +86,6 @@ FIELDS: tuple[Spec, ...] = (
     Spec("generation.stopping_criteria", "generation", "parameters", "call", "semantic", 2, "always", "generate keyword", "custom code"),
     Spec("generation.prefix_allowed_tokens_fn", "generation", "parameters", "call", "semantic", 2, "always", "generate keyword", "custom code"),
     Spec("generation.custom_generate", "generation", "parameters", "call", "semantic", 2, "always", "generate keyword", "other loop"),
-    Spec("generation.assistant_digest", "generation", "parameters", "call", "numeric", 3, "assisted", "assistant_model=", "what the draft model is: its class, configuration and name"),
     Spec("generation.assistant_model", "generation", "parameters", "call", "numeric", 3, "assisted", "generate keyword", "lossless in theory, other shapes in practice"),
     Spec("generation.negative_prompt_ids", "generation", "parameters", "call", "semantic", 1, "guidance", "generate keyword", "guidance"),
     Spec("generation.synced_gpus", "generation", "parameters", "call", "none", 0, "distributed", "none", "context"),

@@ -16,7 +16,7 @@ import orjson
 
 from provenance.catalogue.fields import table
 from provenance.facts import Field
-from provenance.fingerprint.reading import Missing, Moot, Reader, module, read, read_all
+from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all
 
 # What is loaded decides which fields have values; a change here makes a new environment fingerprint.
 WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
@@ -67,7 +67,7 @@ def normal(name: str) -> str:
 def fields() -> list[Field]:
     """Read torch's own facts and the versions of all packages that the catalogue names."""
     packages = installed(sys.path)
-    found = [*read_all(TORCH, "torch"), read("onnxruntime.providers", _providers, "onnxruntime")]
+    found = [*read_all(TORCH, "torch"), *read_all({"onnxruntime.providers": _providers}, "onnxruntime")]
     for name in table():
         if name.startswith("lib.") and name.endswith(".version"):
             package = name[4:-8]
@@ -107,6 +107,12 @@ def _cuda_build() -> Any:
     return torch
 
 
+def _metal() -> Any:
+    if not _torch().backends.mps.is_available():
+        raise Moot("no Metal device")
+    return _torch().backends.mps
+
+
 def _providers() -> list[str]:
     if "onnxruntime" not in sys.modules:
         raise Moot("onnxruntime is not loaded")
@@ -142,6 +148,8 @@ TORCH: dict[str, Reader] = {
     "xpu.runtime_version": lambda: getattr(_torch().version, "xpu", None) or _moot("torch is built without XPU"),
     "cublaslt.version": _cublas,  # one package holds both
     "cusparselt.version": lambda: _cuda_build().backends.cusparselt.version(),
+    "mps.device_name": lambda: _metal().get_name(),
+    "mps.core_count": lambda: _metal().get_core_count(),
     "miopen.version": lambda: _torch().backends.cudnn.version() if _torch().version.hip else _moot("no ROCm"),
     "mkl.num_threads": lambda: int(_parallel(r"mkl_get_max_threads\(\) : (\d+)")),
     "torch.backends.kleidiai": lambda: _torch().backends.kleidiai.is_available(),

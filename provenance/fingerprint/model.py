@@ -6,16 +6,14 @@ identity, version and address, and the few settings that can change without a te
 
 import hashlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all, short_path
+from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
 
 QUANTIZATION = (
     "quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "format", "backend", "load_in_8bit",
@@ -55,7 +53,6 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
         "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
-        "model.source_digest": lambda: _source(model),
         "model.buffer_dtypes": lambda: _buffer_dtypes(model),
         "model.dtype": lambda: _dtypes(model),
         "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
@@ -79,7 +76,6 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
             hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
         ),
         "adapter.names": lambda: _adapters(model),
-        "adapters.merged": lambda: _merged(model),
     }
 
 
@@ -195,14 +191,6 @@ def _buffer_dtypes(model: Any) -> object:
     return dict(sorted(found.items()))
 
 
-def _source(model: Any) -> str:
-    """Digest the file that the model's class stands in: a checkpoint's own code, or the library's."""
-    path = getattr(sys.modules.get(type(model).__module__), "__file__", None)
-    if not path:
-        raise Missing("the model's class was made in an interactive session")
-    return _sha(Path(path).read_bytes())
-
-
 def _dropout(config: Any) -> object:
     table = config.to_dict()
     return {key: value for key, value in sorted(table.items()) if "dropout" in key and isinstance(value, (int, float))}
@@ -231,13 +219,6 @@ def _adapters(model: Any) -> object:
     if not found:
         raise Moot("no adapter is attached")
     return sorted(map(str, found))
-
-
-def _merged(model: Any) -> bool:
-    """Say whether an adapter's weights were added into those of the layers beneath."""
-    if not getattr(model, "peft_config", None):
-        raise Moot("no adapter is attached")
-    return any(bool(getattr(part, "merged_adapters", None)) for part in modules(model))
 
 
 def _quantization(config: Any) -> list[Field]:

@@ -248,18 +248,6 @@ def test_where_there_is_no_evidence_the_reason_stands(settings: dict[str, Any], 
     assert sequence.no_evidence == reason
 
 
-def test_a_draft_model_is_told_by_what_it_is(db: Path) -> None:
-    model = provenance.wrap(models.llama())
-    seen = []
-    for layers in (2, 2, 1):
-        draft = models.llama()
-        draft.config.num_hidden_layers = layers
-        model.generate(models.tensor(), max_new_tokens=5, assistant_model=draft)
-        seen.append(models.last(db).fields["generation.assistant_digest"])
-    assert seen[0] == seen[1]
-    assert seen[0] != seen[2]
-
-
 def test_a_list_that_calls_its_processors_itself_is_left_alone() -> None:
     own, observer = OwnList([Flat()]), Observer(4)
     assert observe(own, observer) is own

@@ -96,6 +96,7 @@ def has_home(word: str, runtime: str) -> bool:
 
 
 def _home(word: str, place: str, how: str, note: str) -> Home:
+    place = next((name for name in place.split("|") if name in table()), place)
     if place == "-":
         return Home(word, "", NOWHERE, "", "", note)
     if place.startswith("derived:"):

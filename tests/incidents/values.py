@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "vllm.speculative_config.method": ("suffix", "ngram", "eagle"), "context.host": ("node-a", "node-b", "node-c"),
     "model.quantization_config.quant_method": ("bitsandbytes", "gptq", "awq"),
     "weights.missing_unexpected_keys": ({}, {"missing": ["lm_head.weight"], "unexpected": ["lm_head.0.weight"]}),
+    "weights.missing_keys": ([], ["lm_head.weight"]), "weights.unexpected_keys": ([], ["lm_head.0.weight"]),
     "device.in_use": (["cuda"], ["cpu"]), "model.device_map": ({"layers": "0,1"}, {"layers": "2,3"}),
     "model.rope_parameters": ({"rope_type": "default"}, {"rope_type": "dynamic", "factor": 2.0}),
     "env.WORLD_SIZE": ("1", "2", "4"), "service.provider": ("alpha", "beta"),
@@ -44,7 +45,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "batch.size": ("batch.sequence_lengths", "batch.max_length"), "lib.transformers.version": ("model.source_digest",),
     "model.quantization_config.quant_method": ("model.config_digest",), "model.tied_weights": ("model.config_digest",),
     "model.rope_parameters": ("model.config_digest",), "model.revision": ("weights.loaded_root", "weights.files_root"),
-    "weights.missing_unexpected_keys": ("weights.loaded_root",), "weights.files_root": ("weights.loaded_root",),
+    "weights.missing_unexpected_keys": ("weights.loaded_root",), "weights.missing_keys": ("weights.loaded_root",), "weights.files_root": ("weights.loaded_root",),
     "adapters.merged": ("weights.loaded_root",), "cudnn.version": ("loaded.cudnn",),
     "cublas.version": ("loaded.cublas",),
 }  # fmt: skip
