@@ -77,7 +77,6 @@ FIELDS: tuple[Spec, ...] = (
     Spec("weights.mutable_version", "weights", "weights", "model", "semantic", 3, "always", "engine update call", "online weight updates"),
     # tokenizer
     Spec("tokenizer.sha256", "tokenizer", "input", "model", "semantic", 4, "always", "load other revision", "silent tokenizer fixes upstream"),
-    Spec("tokenizer.is_fast", "tokenizer", "input", "model", "semantic", 3, "always", "use_fast=", "two implementations split special tokens and white space each its own way"),
     Spec("tokenizer.class", "tokenizer", "input", "model", "semantic", 2, "always", "use_fast=", "fast vs slow"),
     Spec("tokenizer.vocab_size", "tokenizer", "input", "model", "semantic", 2, "always", "-", "added tokens"),
     Spec("tokenizer.added_tokens_digest", "tokenizer", "input", "model", "semantic", 3, "always", "-", "-"),
@@ -86,6 +85,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("tokenizer.truncation_side", "tokenizer", "input", "model", "semantic", 2, "input.truncated", "attribute", "drops other end"),
     Spec("tokenizer.model_max_length", "tokenizer", "input", "model", "semantic", 2, "input.truncated", "attribute", "truncation"),
     Spec("tokenizer.add_bos", "tokenizer", "input", "model", "semantic", 3, "always", "add_special_tokens=", "double BOS after a chat template"),
+    Spec("tokenizer.is_fast", "tokenizer", "input", "model", "semantic", 3, "always", "use_fast=", "two implementations split special tokens and white space each its own way"),
     Spec("tokenizer.clean_up_tokenization_spaces", "tokenizer", "input", "model", "semantic", 2, "always", "attribute", "text differs, ids equal"),
     Spec("tokenizer.decode_flags", "tokenizer", "input", "call", "semantic", 2, "always", "argument", "text differs, ids equal"),
     Spec("chat_template.sha256", "tokenizer", "input", "model", "semantic", 4, "chat", "chat_template=", "template edits in repositories are frequent"),
