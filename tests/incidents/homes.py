@@ -7,6 +7,7 @@ field is really read is not written in the table: it is looked up in the code th
 import json
 import re
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ ROOT = HERE.parents[1]
 READ, CALLER, DERIVED, NOWHERE, UNREAD = "read", "caller", "derived", "nowhere", "declared, not read yet"
 COLLECTED = (READ, DERIVED)
 ENGINES = ("vllm", "engines")  # tables of the catalogue whose fields the engines' readers take as they stand there
+BY_NAME = "provenance/fingerprint/engines.py"
 READERS = ("fingerprint", "capture", "store", "explain")
 
 
@@ -145,7 +147,7 @@ def read_by(name: str) -> str:
         return (
             "provenance/capture/generation.py" if declared.group == "generation" else "provenance/fingerprint/model.py"
         )
-    return "provenance/fingerprint/engines.py" if _engine(name) else ""
+    return _engine(name)
 
 
 def _built(name: str) -> str:
@@ -157,11 +159,24 @@ def _built(name: str) -> str:
     return "provenance/fingerprint/flags.py" if name in {**flags.SWITCHES, **flags.COMPILER} else ""
 
 
-def _engine(name: str) -> bool:
-    from importlib import import_module
+def _engine(name: str) -> str:
+    """Find the reader of an engine's or a service's field.
 
+    Those of vLLM, SGLang and TensorRT-LLM are read by the catalogue's own list; of the others the last part stands in a table.
+    """
     modules = (import_module(f"provenance.catalogue.{item}") for item in ENGINES)
-    return any(spec.name == name for module in modules for spec in module.FIELDS)
+    if not any(spec.name == name for module in modules for spec in module.FIELDS):
+        return ""
+    if name.startswith(("vllm.", "sglang.", "tensorrt_llm.")) or BY_NAME not in _sources():
+        return BY_NAME
+    last = name.rpartition(".")[2]
+    return next(
+        (path for path, text in _sources().items() if re.search(rf'["\s]{last}["\s]', text) and not _ours(path)), ""
+    )
+
+
+def _ours(path: str) -> bool:
+    return path.startswith("provenance/explain/")
 
 
 # -- shares -------------------------------------------------------------------------------------------
