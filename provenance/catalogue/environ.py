@@ -119,5 +119,8 @@ FIELDS: tuple[Spec, ...] = (
     Spec("env.GGML_CUDA_FORCE_CUBLAS", "environment_variables", "operators", "process", "numeric", 2, "engine.llama_cpp", "environment variable before process start", "see the flag of the same name"),
     Spec("env.TZ", "environment_variables", "parameters", "process", "semantic", 1, "chat", "environment variable before process start", "dates in chat templates"),
     Spec("env.LANG", "environment_variables", "environment", "process", "none", 1, "always", "environment variable before process start", "decoding and sorting"),
+    Spec("env.FORCE_DETERMINISTIC", "environment_variables", "operators", "process", "numeric", 3, "engine.tensorrt_llm", "environment variable before process start", "fixed order of sums across shards"),
+    Spec("env.HIPFIRE_WO_WMMA_VARIANT", "environment_variables", "operators", "process", "numeric", 3, "always", "environment variable before process start", "picks the kernel of a projection; some add with atomics"),
+    Spec("env.MLX_ENABLE_TF32", "environment_variables", "precision", "process", "numeric", 4, "always", "environment variable before process start", "on by default: float32 products in fewer bits on some chips"),
     Spec("env.LC_ALL", "environment_variables", "environment", "process", "none", 1, "always", "environment variable before process start", "decoding and sorting"),
 )

@@ -40,7 +40,8 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
     found = read_all(_model(model, config), "model")
     found += _quantization(config)
     if tokenizer is not None:
-        found += read_all(_tokenizer(tokenizer), "tokenizer")
+        found += read_all(_tokenizer(_part(tokenizer, "tokenizer") or tokenizer), "tokenizer")
+        found += read_all(_processor(tokenizer), "processor")
     else:
         found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
     return Fingerprint.of("model", found)
@@ -52,6 +53,7 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
         "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
+        "model.buffer_dtypes": lambda: _buffer_dtypes(model),
         "model.dtype": lambda: _dtypes(model),
         "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
         "model.experts_implementation": lambda: _per_part(config, "_experts_implementation"),
@@ -80,6 +82,7 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
 def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
     return {
         "tokenizer.class": lambda: type(tokenizer).__name__,
+        "tokenizer.is_fast": lambda: bool(tokenizer.is_fast),
         "tokenizer.sha256": lambda: tokenizer_digest(tokenizer),
         "tokenizer.vocab_size": lambda: len(tokenizer),
         "tokenizer.special_ids": lambda: {
@@ -96,6 +99,29 @@ def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
         "chat_template.sha256": lambda: _template(tokenizer),
         "chat_template.uses_date": lambda: "strftime_now" in str(tokenizer.chat_template or ""),
     }
+
+
+def _part(processor: Any, name: str) -> Any:
+    """Return a part of a processor, which can stand where a tokenizer stands; None where there is none."""
+    try:
+        return getattr(processor, name, None)
+    except Exception:  # a wrapper that refuses: its fields will say so
+        return None
+
+
+def _processor(processor: Any) -> dict[str, Reader]:
+    """Read the half of a processor that makes pixels: its implementation decides them as much as its settings."""
+    return {
+        "processor.backend": lambda: type(_images(processor)).__name__,
+        "processor.config_digest": lambda: config_digest(_images(processor)),
+    }
+
+
+def _images(processor: Any) -> Any:
+    found = _part(processor, "image_processor")
+    if found is None:
+        raise Moot("no image processor was given")
+    return found
 
 
 def config_digest(config: Any) -> str:
@@ -152,6 +178,17 @@ def _template(tokenizer: Any) -> str:
 def _dtypes(model: Any) -> object:
     counts = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors(model, buffers=False))
     return next(iter(counts)) if len(counts) == 1 else dict(sorted(counts.items()))
+
+
+def _buffer_dtypes(model: Any) -> object:
+    """Count buffers by type: a cast of the whole model takes tables along that others keep in float32."""
+    found = Counter(
+        str(item.dtype).removeprefix("torch.")
+        for part in modules(model)
+        for item in part._buffers.values()
+        if item is not None
+    )
+    return dict(sorted(found.items()))
 
 
 def _dropout(config: Any) -> object:

@@ -112,6 +112,35 @@ def test_a_map_of_devices_is_kept_by_name() -> None:
     assert _fields(model)["model.device_map"].value == {"model.embed_tokens": "0", "lm_head": "cpu"}
 
 
+def test_the_types_of_buffers_are_read_apart_from_those_of_parameters() -> None:
+    model = models.llama()
+    before = _fields(model)
+    assert set(before["model.buffer_dtypes"].value) == {"float32"}  # type: ignore[call-overload]
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.to(torch.bfloat16)
+    after = _fields(model)
+    assert after["model.buffer_dtypes"] != before["model.buffer_dtypes"]
+    assert after["model.dtype"] == before["model.dtype"]
+
+
+def test_a_processor_is_read_in_both_its_halves() -> None:
+    class FastPixels:
+        size = 224
+
+        def to_dict(self) -> dict[str, int]:
+            return {"size": self.size}
+
+    whole = SimpleNamespace(tokenizer=models.letters(), image_processor=FastPixels())
+    found = readers.fingerprint(models.llama(), whole).fields
+    assert found["processor.backend"].value == "FastPixels"
+    assert found["tokenizer.sha256"] == _fields(models.llama(), models.letters())["tokenizer.sha256"]
+    whole.image_processor.size = 336
+    assert (
+        readers.fingerprint(models.llama(), whole).fields["processor.config_digest"] != found["processor.config_digest"]
+    )
+    alone = _fields(models.llama(), models.letters())
+    assert alone["processor.backend"].state is State.NOT_APPLICABLE
+
+
 # -- tokenizers -------------------------------------------------------------------------------------
 
 
