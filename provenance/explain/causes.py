@@ -67,10 +67,11 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
-    if kind in ("prompt", "ids", "ids, no text"):
-        candidates.append(_observed(pair, upstream=bool(candidates)))
-    causes = _grouped(candidates)
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
+    if kind in ("prompt", "ids", "ids, no text"):
+        rivals = [value for value in strengths.values() if value >= DECISIVE]
+        candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
+    causes = _grouped(candidates)
     # What says one thing with a candidate is no rival of it.
     named = {member for cause in causes for member in group_of(cause.name)}
     strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)

@@ -154,7 +154,7 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
             return INCONCLUSIVE
         return SAME
     if case.inputs_equal is False:
-        return NOT_COMPARABLE
+        return INCONCLUSIVE if ranking.undecided else NOT_COMPARABLE
     if case.inputs_equal is None and case.one.input_key and case.a.key_id != case.b.key_id:
         return NOT_COMPARABLE
     if ranking.undecided:

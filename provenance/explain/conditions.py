@@ -15,6 +15,12 @@ REMOTE = ("openai", "anthropic", "http")
 LIBRARIES = {"liger": "liger-kernel"}
 
 
+# Where an engine or a service keeps its temperature, and its quantisation.
+TEMPERATURES = ("vllm.sampling.temperature", "sglang.sampling.temperature", "llama_cpp.sampling.temperature",
+                "service.request.temperature")  # fmt: skip
+QUANTIZED = ("model.quantization_config.quant_method", "vllm.model_config.quantization", "sglang.quantization")
+
+
 def active(condition: str, run: Run) -> Truth:
     """Evaluate a condition.
 
@@ -115,8 +121,22 @@ def _unset(name: str, run: Run) -> Truth:
 
 
 def _sample(run: Run) -> Truth:
+    """Say whether tokens were drawn: transformers has a switch for it, engines and services a temperature above 0."""
     chosen = value(run.fields, "generation.do_sample")
-    return chosen if isinstance(chosen, bool) else _unset("generation.do_sample", run)
+    if isinstance(chosen, bool):
+        return chosen
+    for name in TEMPERATURES:
+        found = run.fields.get(name)
+        if found is not None and found.state is State.VALUE and isinstance(found.value, (int, float)):
+            return found.value > 0
+        if found is not None and found.state is State.UNSET:
+            return True  # the defaults of all of them draw
+    return _unset("generation.do_sample", run)
+
+
+def _quantized(run: Run) -> Truth:
+    known = [_has(run.fields, name) for name in QUANTIZED]
+    return True if True in known else None if None in known and False not in known else False
 
 
 def _mode(text: str, run: Run) -> Truth:
@@ -192,7 +212,7 @@ WORDS: dict[str, Callable[[Run], Truth]] = {
     "deterministic": lambda run: _flag("torch.deterministic_algorithms", run),
     "autocast": _autocast,
     "training": lambda run: _flag("model.training", run),
-    "quantized": lambda run: _set("model.quantization_config.quant_method", run),
+    "quantized": _quantized,
     "adapter": lambda run: _set("adapter.names", run),
     "distributed": _world,
     "remote": lambda run: run.runtime in REMOTE,

@@ -8,6 +8,7 @@ joins the two; its numbers are judgements to start from, checked by `scripts/ben
 # ruff: noqa: E501 - a table reads better with one row a line
 
 import re
+from collections.abc import Callable
 
 from provenance.catalogue.fields import Spec
 
@@ -27,8 +28,17 @@ PRECISION = re.compile(
 MASK = re.compile(r"attention_mask|position_ids|mask_given|mask_origin")
 FUNCTION = re.compile(r"lora|rope|override|revision|load_format|adapter|weight|sliding|model_impl|model_path|experts$")
 
-NATURES = ("input", "template", "tokenizer", "context", "mask", "function", "precision", "kernel", "library", "code",
-           "decoding", "stop", "random", "dropout", "service")  # fmt: skip
+# Code that computes one function in another way: it can hold another mask, window or cache, not only other rounding.
+IMPLEMENTATION = re.compile(r"attn_implementation|experts_implementation|use_kernels|attention_(config\.)?backend|model_impl|use_cache"
+                            r"|cache_implementation|moe_backend|flash_attn$|speculative|compile\.active|enforce_eager")  # fmt: skip
+# Where parts of a model lie, and how they are carried over.
+PLACEMENT = re.compile(
+    r"device_map|offload|topology|tensor_parallel|tp_size|pipeline_parallel|split_mode|tensor_split|n_gpu_layers"
+)
+PADDING = re.compile(r"padding_side")
+
+NATURES = ("input", "template", "tokenizer", "context", "mask", "padding", "function", "precision", "kernel",
+           "implementation", "placement", "library", "code", "order", "decoding", "stop", "random", "dropout", "service")  # fmt: skip
 
 
 def nature(declared: Spec) -> str:
@@ -39,47 +49,53 @@ def nature(declared: Spec) -> str:
     ['kernel', 'precision', 'decoding', 'kernel', 'function']
     """
     name, group = declared.name, declared.group
-    if group == "libraries":
-        return _library(name)
-    if group in ("input", "tokenizer"):
-        return _before(name)
-    if group == "batch":
-        return "mask" if MASK.search(name) else "kernel"
+    for kind, pattern in (("padding", PADDING), ("implementation", IMPLEMENTATION), ("placement", PLACEMENT)):
+        if pattern.search(name) and declared.effect == "numeric":
+            return kind
+    if name in ("env.PYTHONHASHSEED", "python.hash_randomization"):
+        return "order"
     if name in ("model.training", "model.dropout_probs", "adapters.dropout"):
         return "dropout"
     if declared.effect == "random":
         return "random"
-    if group == "weights" or (group == "model" and declared.dimension == "weights"):
+    return GROUPS.get(group, _other)(declared)
+
+
+def _batch(declared: Spec) -> str:
+    return "mask" if MASK.search(declared.name) else "kernel"
+
+
+def _model(declared: Spec) -> str:
+    if declared.dimension == "weights":
         return "function"
-    if group == "model":
-        return "precision" if declared.dimension == "precision" else "kernel"
-    if group in ("generation", "seeds_rng"):
-        return _decoding(declared)
-    if group in ("service", "runtime_engine"):
-        return _engine(declared)
+    return "precision" if declared.dimension == "precision" else "kernel"
+
+
+def _other(declared: Spec) -> str:
     if declared.effect == "semantic":
         return "code"
-    return "precision" if declared.dimension == "precision" or PRECISION.search(name) else "kernel"
+    return "precision" if declared.dimension == "precision" or PRECISION.search(declared.name) else "kernel"
 
 
-def _library(name: str) -> str:
+def _library(declared: Spec) -> str:
+    name = declared.name
     if name in ("app.code_version", "lib.editable_installs", "python.utf8_mode"):
         return "code"
     if name == "lib.jinja2.version":
         return "template"
     if name.startswith("lib.") and TOKENIZER.search(name):
         return "tokenizer"
-    return "library" if name.startswith("lib.") or name == "torch.version" else "kernel"
+    is_package = name.startswith("lib.") and name.endswith(".version")
+    return "library" if is_package or name == "torch.version" else "kernel"
 
 
-def _before(name: str) -> str:
+def _before(declared: Spec) -> str:
     """Sort what acts before the model sees anything."""
+    name = declared.name
     if CONTEXT.search(name):
         return "context"
     if TEMPLATE.search(name):
         return "template"
-    if name == "tokenizer.padding_side":
-        return "kernel"
     if name.startswith("tokenizer."):
         return "tokenizer"
     return "kernel" if name == "input.past_key_values_given" else "input"
@@ -105,53 +121,58 @@ def _engine(declared: Spec) -> str:
     return "precision" if PRECISION.search(name) else "kernel"
 
 
+GROUPS: dict[str, Callable[[Spec], str]] = {
+    "libraries": _library, "input": _before, "tokenizer": _before, "batch": _batch, "weights": lambda _: "function",
+    "model": _model, "generation": _decoding, "seeds_rng": _decoding, "service": _engine, "runtime_engine": _engine,
+}  # fmt: skip
+
 # [what the tokens show][nature]. What is not named fits not at all.
 FIT: dict[str, dict[str, float]] = {
     # the rendered prompts differ
-    "prompt": {"mask": 0.9, "input": 1.0, "template": 1.0, "context": 0.9, "code": 0.5, "service": 0.35, "library": 0.35,
+    "prompt": {"order": 0.6, "mask": 0.9, "input": 1.0, "template": 1.0, "context": 0.9, "code": 0.4, "service": 0.35, "library": 0.35,
                "tokenizer": 0.25, "random": 0.15, "decoding": 0.03, "function": 0.03},
     # one text, other ids
-    "ids": {"mask": 0.9, "tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
+    "ids": {"order": 0.1, "padding": 0.2, "mask": 0.9, "tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
             "function": 0.05},
-    "ids, no text": {"mask": 0.9, "tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.35,
+    "ids, no text": {"order": 0.4, "padding": 0.3, "mask": 0.9, "tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.3,
                      "service": 0.3, "random": 0.1, "function": 0.05},
     # equal ids out, other text
-    "text": {"tokenizer": 1.0, "service": 0.8, "library": 0.5, "code": 0.5, "template": 0.1},
+    "text": {"tokenizer": 1.0, "service": 0.8, "library": 0.5, "code": 0.3, "template": 0.1},
     # equal logits to the last bit
-    "zero": {"decoding": 1.0, "stop": 0.25, "service": 0.3, "library": 0.15, "code": 0.15, "random": 0.06},
+    "zero": {"decoding": 1.0, "stop": 0.25, "service": 0.3, "library": 0.15, "code": 0.1, "random": 0.06},
     # logits moved by rounding, and the choice hung on that
-    "tie": {"kernel": 1.0, "library": 0.6, "precision": 0.5, "service": 0.4, "mask": 0.15, "decoding": 0.08,
-            "function": 0.06, "dropout": 0.05, "code": 0.05},
-    "tie, other precision": {"precision": 1.0, "kernel": 0.4, "library": 0.4, "service": 0.3, "function": 0.06},
+    "tie": {"implementation": 1.0, "placement": 0.9, "padding": 1.0, "kernel": 1.0, "library": 0.6, "precision": 0.5, "service": 0.4, "mask": 0.15, "decoding": 0.08,
+            "function": 0.06, "dropout": 0.05, "code": 0.03},
+    "tie, other precision": {"implementation": 0.4, "placement": 0.4, "padding": 0.4, "precision": 1.0, "kernel": 0.4, "library": 0.4, "service": 0.3, "function": 0.06},
     # logits moved by rounding, and the margin was wide: the choice was made otherwise
-    "rounding": {"decoding": 1.0, "stop": 0.15, "service": 0.25, "library": 0.12, "code": 0.1, "precision": 0.06},
+    "rounding": {"implementation": 0.06, "placement": 0.06, "padding": 0.06, "decoding": 1.0, "stop": 0.15, "service": 0.25, "library": 0.12, "code": 0.08, "precision": 0.06},
     # logits moved further than rounding can
-    "large": {"function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.4, "service": 0.5,
+    "large": {"implementation": 0.35, "placement": 0.2, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.15, "service": 0.5,
               "library": 0.4, "context": 0.1, "decoding": 0.06, "kernel": 0.03},
-    "large, low precision": {"function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.4,
+    "large, low precision": {"implementation": 0.4, "placement": 0.3, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.15,
                              "service": 0.5, "library": 0.5, "context": 0.1, "decoding": 0.06, "kernel": 0.3},
-    "large, overruled": {"decoding": 1.0, "function": 0.8, "precision": 0.4, "mask": 0.4, "library": 0.4, "service": 0.4,
-                         "code": 0.3, "dropout": 0.3, "input": 0.3},
+    "large, overruled": {"implementation": 0.15, "placement": 0.1, "padding": 0.2, "decoding": 1.0, "function": 0.8, "precision": 0.4, "mask": 0.4, "library": 0.4, "service": 0.4,
+                         "code": 0.15, "dropout": 0.3, "input": 0.3},
     # no evidence of tokens
-    "unknown": {"function": 0.9, "decoding": 0.9, "precision": 0.8, "service": 0.8, "dropout": 0.7, "kernel": 0.7,
-                "library": 0.7, "mask": 0.6, "input": 0.5, "code": 0.4, "context": 0.4, "stop": 0.2, "random": 0.15,
+    "unknown": {"implementation": 0.75, "placement": 0.6, "padding": 0.7, "order": 0.1, "function": 0.9, "decoding": 0.9, "precision": 0.8, "service": 0.8, "dropout": 0.7, "kernel": 0.7,
+                "library": 0.7, "mask": 0.6, "input": 0.5, "code": 0.25, "context": 0.4, "stop": 0.2, "random": 0.15,
                 "template": 0.15, "tokenizer": 0.15},
     # one output is the beginning of the other
     "stop": {"stop": 1.0, "service": 0.3, "context": 0.3, "decoding": 0.15, "library": 0.1, "code": 0.1},
     # tokens were drawn: by another stream, or from other logits
-    "drawn": {"random": 1.0, "decoding": 0.8, "function": 0.5, "service": 0.5, "precision": 0.4, "dropout": 0.4, "mask": 0.4,
-              "library": 0.4, "kernel": 0.35, "code": 0.3, "input": 0.3},
-    "drawn, equal logits": {"random": 1.0, "decoding": 0.8, "service": 0.3, "library": 0.2, "code": 0.15},
-    "drawn, rounding": {"random": 1.0, "decoding": 0.6, "kernel": 0.5, "library": 0.4, "precision": 0.4, "service": 0.3},
-    "drawn, large": {"function": 1.0, "precision": 0.7, "dropout": 0.8, "mask": 0.7, "random": 0.4, "decoding": 0.3,
-                     "service": 0.5, "library": 0.4, "code": 0.4, "input": 0.5},
+    "drawn": {"implementation": 0.35, "placement": 0.35, "padding": 0.4, "order": 0.1, "random": 1.0, "decoding": 0.8, "function": 0.5, "service": 0.5, "precision": 0.4, "dropout": 0.4, "mask": 0.4,
+              "library": 0.4, "kernel": 0.35, "code": 0.2, "input": 0.3},
+    "drawn, equal logits": {"random": 1.0, "decoding": 0.8, "service": 0.3, "library": 0.2, "code": 0.1},
+    "drawn, rounding": {"implementation": 0.5, "placement": 0.4, "padding": 0.5, "random": 1.0, "decoding": 0.6, "kernel": 0.5, "library": 0.4, "precision": 0.4, "service": 0.3},
+    "drawn, large": {"implementation": 0.3, "placement": 0.2, "padding": 0.6, "function": 1.0, "precision": 0.7, "dropout": 0.8, "mask": 0.7, "random": 0.4, "decoding": 0.3,
+                     "service": 0.5, "library": 0.4, "code": 0.15, "input": 0.5},
     # drawn by one stream: the stream is no cause
-    "drawn alike": {"decoding": 1.0, "function": 0.7, "kernel": 0.7, "precision": 0.7, "library": 0.6, "service": 0.5,
-                    "dropout": 0.5, "mask": 0.5, "code": 0.3, "input": 0.3},
-    "drawn alike, equal logits": {"decoding": 1.0, "library": 0.3, "service": 0.3, "code": 0.2, "kernel": 0.06},
-    "drawn alike, rounding": {"kernel": 1.0, "decoding": 0.5, "precision": 0.7, "library": 0.6, "service": 0.4},
-    "drawn alike, large": {"function": 1.0, "precision": 0.8, "dropout": 0.8, "mask": 0.8, "library": 0.4, "service": 0.5,
-                           "code": 0.4, "input": 0.6, "decoding": 0.06},
+    "drawn alike": {"implementation": 0.7, "placement": 0.6, "padding": 0.7, "decoding": 1.0, "function": 0.7, "kernel": 0.7, "precision": 0.7, "library": 0.6, "service": 0.5,
+                    "dropout": 0.5, "mask": 0.5, "code": 0.2, "input": 0.3},
+    "drawn alike, equal logits": {"implementation": 0.06, "padding": 0.06, "decoding": 1.0, "library": 0.3, "service": 0.3, "code": 0.12, "kernel": 0.06},
+    "drawn alike, rounding": {"implementation": 1.0, "placement": 0.9, "padding": 1.0, "kernel": 1.0, "decoding": 0.5, "precision": 0.7, "library": 0.6, "service": 0.4},
+    "drawn alike, large": {"implementation": 0.35, "placement": 0.2, "padding": 0.7, "function": 1.0, "precision": 0.8, "dropout": 0.8, "mask": 0.8, "library": 0.4, "service": 0.5,
+                           "code": 0.15, "input": 0.6, "decoding": 0.06},
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format"}
 MADE = {
     "model.dtype": "cast to another type", "adapters.merged": "merged with an adapter",
-    "model.rope_parameters": "computed from other rotary settings",
+    "model.rope_parameters": "computed from other rotary settings", "model.tied_weights": "tied otherwise",
+    "weights.missing_unexpected_keys": "filled in where the checkpoint had none",
 }  # fmt: skip
 # Values of the configuration that are fields of their own: its digest says nothing that they do not say.
 CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
