@@ -32,6 +32,7 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
     "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
+    "weights": Entry("weights", "weights", "The weights: which tensors differ, and the digests of files."),
     "env": Entry("environment", "env", "Show everything in this environment that can decide an output."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),

@@ -17,7 +17,8 @@ from provenance.facts import Run, Sequence
 DECODING = {"generation", "seeds_rng", "service", "other"}
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria"}  # fmt: skip
-IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format"}
+IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
+            "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
 # Versions of transformers for which greedy search was seen to ignore the sampling settings (tests/explain/test_rules.py
 # runs it on the installed one).
 GREEDY_IGNORES_FROM = (4, 39)

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from provenance.facts import Field, Fingerprint
+from provenance.fingerprint import identity
 from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
 
 QUANTIZATION = (
@@ -43,6 +44,7 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
         found += read_all(_tokenizer(tokenizer), "tokenizer")
     else:
         found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
+    found += identity.fields(model, tokenizer)
     return Fingerprint.of("model", found)
 
 
@@ -50,7 +52,6 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
     return {
         "model.class": lambda: f"{type(model).__module__}.{type(model).__qualname__}",
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
-        "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
         "model.dtype": lambda: _dtypes(model),
         "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
@@ -264,12 +265,15 @@ def tensors(model: Any, buffers: bool = True) -> Iterator[Any]:
 def guard(model: Any) -> tuple[object, ...]:
     """Return what is equal between two calls if nobody touched the model: a few microseconds a module.
 
-    Identity, version and address of every tensor, the training bits, hooks, and the settings that act without a
-    tensor.
+    Identity, version and address of every tensor, the training bits, hooks, a forward put in another's place, the
+    adapters in force, and the settings that act without a tensor.
     """
     seen: list[object] = []
     for part in modules(model):
-        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks)))
+        slots = part.__dict__
+        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks), id(slots.get("forward"))))
+        if "merged_adapters" in slots:  # a merge writes past the version of the tensor that it changes
+            seen.append((tuple(part.merged_adapters), identity.force(part)))
         for table in (part._parameters, part._buffers):
             for item in table.values():
                 if item is not None:

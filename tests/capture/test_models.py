@@ -16,7 +16,7 @@ from provenance import recorder as recorders
 from provenance import writer
 from provenance.capture import models as watching
 from provenance.facts import Noted, Run, State, WeightsManifest
-from provenance.fingerprint import weights
+from provenance.fingerprint import files, weights
 from tests.fakes import models
 
 
@@ -289,7 +289,7 @@ def test_the_files_of_a_checkpoint_are_hashed(mode: str, tmp_path: Path, db: Pat
     _say(model)
     _hashed()
     _say(model)
-    expected = weights.of_files(tmp_path / "tiny", lambda: False)
+    expected = files.of_files(tmp_path / "tiny", lambda: False)[0]
     assert "model.safetensors" in [entry.name for entry in expected.entries]
     for run in models.runs(db):
         assert run.fields["weights.files_root"].value == expected.root
@@ -332,7 +332,7 @@ def test_files_are_hashed_even_where_tensors_cannot_be(tmp_path: Path, db: Path)
     model.lm_head.weight = Packed(model.lm_head.weight.detach())
     _say(provenance.wrap(model))
     run = models.last(db)
-    assert run.fields["weights.files_root"].value == weights.of_files(tmp_path / "tiny", lambda: False).root
+    assert run.fields["weights.files_root"].value == files.of_files(tmp_path / "tiny", lambda: False)[0].root
     assert "whose bytes are not its value" in run.fields["weights.loaded_root"].reason
 
 

@@ -27,8 +27,8 @@ FLOORS = [
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LINES, FUNCTION_LINES, ROOM_FILES = 400, 40, 10
-# The plan gives this room a file for each runtime that it observes.
-LARGER = {"capture": 14}
+# The plan gives these rooms a file for each runtime, collector or family of commands.
+LARGER = {"capture": 14, "cli": 12, "fingerprint": 14}
 
 
 def room_of(path: Path, root: Path = ROOT) -> str:
