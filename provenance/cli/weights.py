@@ -125,7 +125,7 @@ def side(reference: str, runs: Runs, check: bool) -> WeightsManifest:
     path = Path(reference).expanduser()
     if path.exists() and (path.is_dir() or not reference.endswith(".json") or reference.endswith(".index.json")):
         return checkpoint(path, check)
-    if is_file(reference) and (reference.endswith(ENDINGS) or not reference.endswith(".json")):
+    if reference.endswith(ENDINGS) or (is_file(reference) and not reference.endswith(".json")):
         raise BadFile(f"there is no file or folder {reference}.")
     run, _ = runs.find(reference)
     root = run.fields.get("weights.loaded_root")

@@ -73,8 +73,8 @@ def sentence(found: Comparison, what: str = "tensors", limit: int = 6) -> str:
     '291 tensors are the same; 1 only in B: lm_head.weight'
     """
     if found.differing:
-        names = _names([one.name for one, _ in found.differing], limit)
-        parts = [f"{len(found.differing)} of {found.shared} {what} differ: {names}"]
+        shown = _names([one.name for one, _ in found.differing], limit)
+        parts = [f"{len(found.differing)} of {found.shared} {what} differ: {shown}"]
     else:
         parts = [f"{found.shared} {what} are the same"]
     if found.dtypes:

@@ -88,6 +88,9 @@ class Cache:
     def _load(self) -> None:
         """Read what was appended since the last time, by whomever."""
         try:
+            facts = os.stat(self.path or "", follow_symlinks=False)
+            if (facts.st_ino, facts.st_size) == self._read:
+                return
             descriptor = os.open(self.path or "", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return

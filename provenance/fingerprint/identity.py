@@ -300,8 +300,8 @@ def _adapter_dtypes(layers: Iterable[Any]) -> list[str]:
 
 
 def _adapter_dropout(layers: Iterable[Any]) -> list[str]:
-    tables = (getattr(part, "lora_dropout", None) for part in layers)
-    return dropout(item for table in tables if table is not None for item in table.values())
+    tables = ((part, getattr(part, "lora_dropout", None)) for part in layers)
+    return dropout(table[name] for part, table in tables if table for name in force(part)[0] if name in table)
 
 
 def _plain(value: Any) -> Any:

@@ -1,17 +1,23 @@
 """Digests of weights: of the bytes in memory and of the bytes in files, whatever their layout, or a reason."""
 
 import hashlib
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint import weights
 from provenance.fingerprint.reading import Missing
 from tests.fakes import models
+
+FORMAT = {"format": "pt"}
 
 
 def _never() -> bool:
@@ -177,3 +183,117 @@ def test_hashing_stops_between_chunks_when_it_is_told_to() -> None:
     with pytest.raises(weights.Stopped):
         _entry(torch.zeros(weights.CHUNK), stop)
     assert len(asked) == 2
+
+
+# -- what a model is by its tensors -----------------------------------------------------------------
+
+
+def _root(model: Any) -> str:
+    return weights.of_tensors(model).root
+
+
+def _loaded(folder: Path, **options: Any) -> Any:
+    return LlamaForCausalLM.from_pretrained(folder, **options)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Save a tiny Llama in one file."""
+    models.llama().save_pretrained(tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+def test_sharding_the_order_of_files_and_the_format_leave_the_root_alone(saved: Path, tmp_path: Path) -> None:
+    model = models.llama()
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    turned = tmp_path / "turned"
+    shutil.copytree(saved, turned)
+    save_file(dict(reversed(load_file(saved / "model.safetensors").items())), turned / "model.safetensors", FORMAT)
+    from_states = models.llama(seed=5)
+    from_states.load_state_dict(dict(reversed(model.state_dict().items())))
+    places = (saved, tmp_path / "shards", turned)
+    assert {_root(_loaded(place)) for place in places} | {_root(from_states)} == {_root(model)}
+
+
+def _ulp(model: Any) -> None:
+    weight = model.model.layers[1].self_attn.k_proj.weight.detach()
+    weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(float("inf")))
+
+
+def _merged(model: Any) -> None:
+    """Merge an adapter of rank one by hand."""
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    with torch.no_grad():
+        weight += torch.linspace(0, 1e-3, weight.shape[0])[:, None] @ torch.ones(1, weight.shape[1])
+
+
+def _narrow_buffer(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.register_buffer("inv_freq", rotary.inv_freq.to(torch.bfloat16), persistent=False)
+
+
+def _rounded_buffer(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.to(torch.bfloat16).to(torch.float32)
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "one number by one unit in the last place": _ulp,
+    "the type": lambda model: model.to(torch.bfloat16),
+    "the type, and back": lambda model: model.to(torch.bfloat16).to(torch.float32),
+    "a merged adapter": _merged,
+    "the frequencies of the positions in another type": _narrow_buffer,
+    "the frequencies of the positions, rounded": _rounded_buffer,
+    "a tie": lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
+    "another tie": lambda model: setattr(model.model.layers[0], "mlp", model.model.layers[1].mlp),
+    "a tensor more": lambda model: model.register_buffer("more", torch.zeros(1), persistent=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_another_model_has_another_root(name: str, saved: Path) -> None:
+    model = _loaded(saved)
+    before = _root(model)
+    OTHERS[name](model)
+    assert _root(model) != before
+    assert _root(_loaded(saved)) == before
+
+
+def test_a_buffer_outside_the_state_dict_is_hashed(saved: Path) -> None:
+    model = _loaded(saved)
+    names = {entry.name for entry in weights.of_tensors(model).entries}
+    assert {"model.rotary_emb.inv_freq", "lm_head.weight"} <= names
+    assert "model.rotary_emb.inv_freq" not in model.state_dict()
+
+
+def test_a_cast_at_loading_and_one_afterwards_are_told_apart_only_by_what_they_leave(saved: Path) -> None:
+    loaded, cast = _loaded(saved, dtype=torch.bfloat16), _loaded(saved).to(torch.bfloat16)
+    one, other = ({entry.name: entry for entry in weights.of_tensors(model).entries} for model in (loaded, cast))
+    differing = {name for name in one if one[name] != other[name]}
+    # loading keeps the frequencies in float32, a cast of the whole model does not
+    assert differing == {"model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq"}
+
+
+def test_the_tie_in_force_counts_and_not_what_the_configuration_says(saved: Path) -> None:
+    untied, asked = _loaded(saved), _loaded(saved, tie_word_embeddings=True)
+    assert asked.config.tie_word_embeddings
+    assert asked.lm_head.weight is not asked.model.embed_tokens.weight  # the file holds two different ones
+    assert _root(asked) == _root(untied)
+    tensors = load_file(saved / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, saved / "model.safetensors", FORMAT)
+    tied = _loaded(saved, tie_word_embeddings=True)
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight
+    assert _root(tied) != _root(untied)
+
+
+def test_what_no_file_held_counts_as_it_was_initialised(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, saved / "model.safetensors", FORMAT)
+    roots = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        roots.append(_root(_loaded(saved)))
+    assert roots[0] == roots[2] != roots[1]
