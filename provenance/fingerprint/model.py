@@ -269,8 +269,10 @@ def guard(model: Any) -> tuple[object, ...]:
     adapters in force, and the settings that act without a tensor.
     """
     seen: list[object] = []
+    kinds: set[type] = set()
     for part in modules(model):
         slots = part.__dict__
+        kinds.add(type(part))
         seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks), id(slots.get("forward"))))
         if "merged_adapters" in slots:  # a merge writes past the version of the tensor that it changes
             seen.append((tuple(part.merged_adapters), identity.force(part)))
@@ -280,6 +282,7 @@ def guard(model: Any) -> tuple[object, ...]:
                     seen.append(_mark(item))
     config = getattr(model, "config", None)
     return (
+        hash(frozenset((kind, getattr(kind, "forward", None)) for kind in kinds)),
         hash(tuple(seen)),
         len(seen),
         getattr(config, "_attn_implementation", None),
