@@ -122,8 +122,8 @@ def side(reference: str, runs: Runs, check: bool) -> WeightsManifest:
     """Return the manifest that a reference means. Raises BadFile, RunNotFound or CouldNotTell."""
     if reference.startswith(PREFIX):
         return _stored(reference, runs, BadFile)
-    path = Path(reference).expanduser()
-    if path.exists() and (path.is_dir() or not reference.endswith(".json") or reference.endswith(".index.json")):
+    path = _path(reference)
+    if path is not None and (path.is_dir() or not reference.endswith(".json") or reference.endswith(".index.json")):
         return checkpoint(path, check)
     if reference.endswith(ENDINGS) or (is_file(reference) and not reference.endswith(".json")):
         raise BadFile(f"there is no file or folder {reference}.")
@@ -135,6 +135,15 @@ def side(reference: str, runs: Runs, check: bool) -> WeightsManifest:
             return _stored(known.value, runs, CouldNotTell)
     why = (root.reason if root is not None else "") or "the call ran on no model whose tensors can be seen"
     raise CouldNotTell(f"the weights of run {reference} are not known: {why}.")
+
+
+def _path(reference: str) -> Path | None:
+    """Return the file or folder that a reference names, or None where there is none."""
+    try:
+        path = Path(reference).expanduser()
+        return path if path.exists() else None
+    except (RuntimeError, OSError):  # a user that does not exist, a name that is too long
+        return None
 
 
 def _stored(root: str, runs: Runs, error: type[BadFile | CouldNotTell]) -> WeightsManifest:
@@ -199,7 +208,7 @@ def _change(a: WeightEntry, b: WeightEntry) -> str:
 
 @weights.command("hash")
 def hash_files(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A weights file or a checkpoint's folder.")],
+    place: Annotated[str, typer.Argument(metavar="PATH", help="A weights file or a checkpoint's folder.")],
     sha256: Annotated[
         bool, typer.Option("--sha256", help="The SHA-256 of each whole file too: one core a file, a second reading.")
     ] = False,
@@ -207,9 +216,9 @@ def hash_files(
     json: Json = False,
 ) -> int:
     """Hash a checkpoint: one root over its tensors, whatever files they lie in, and a digest of each file."""
-    path = path.expanduser()
-    if not path.exists():
-        raise BadFile(f"there is no file or folder {path}.")
+    path = _path(place)
+    if path is None:
+        raise BadFile(f"there is no file or folder {place}.")
     try:
         parts = holding(path)[0]
         work, progress = hasher(check, sum(part.stat().st_size for part in parts) * (2 if sha256 else 1))

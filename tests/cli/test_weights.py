@@ -235,7 +235,7 @@ def test_long_work_shows_a_line_on_a_terminal_alone(tmp_path: Path, monkeypatch:
         assert seen.read(4096) == b"\r\x1b[K"
 
 
-@pytest.mark.parametrize("path", ["absent", "rubbish.safetensors"])
+@pytest.mark.parametrize("path", ["absent", "rubbish.safetensors", "~nobody-of-this-name/x", "x" * 300])
 def test_what_cannot_be_hashed_says_so(path: str, tmp_path: Path, command: Command) -> None:
     (tmp_path / "rubbish.safetensors").write_bytes(b"rubbish")
     found = command("weights", "hash", path, cwd=tmp_path)
