@@ -7,6 +7,7 @@
     │   ├── BadSetting                     an argument, a variable or a TOML key
     │   ├── BadFile                        an export or a segment that is not one
     │   └── WriteRefused                   SQL that would change the store
+    ├── CouldNotTell                       what was asked was not recorded, with the reason
     ├── StoreError                         the database
     │   ├── NoDatabase (FileNotFoundError)
     │   ├── SchemaMismatch                 older or newer than this code
@@ -69,6 +70,12 @@ class BadFile(UsageError):
 
 class WriteRefused(UsageError):
     """SQL that would change the store."""
+
+
+class CouldNotTell(ProvenanceError):
+    """What was asked cannot be told from what was recorded."""
+
+    exit_code = 3
 
 
 class StoreError(ProvenanceError):

@@ -15,11 +15,14 @@ import orjson
 
 from provenance.capture.call import NOTHING
 from provenance.facts import Field, Fingerprint, WeightsManifest
+from provenance.fingerprint import files, weights
 from provenance.fingerprint import model as readers
-from provenance.fingerprint import weights
 from provenance.fingerprint.reading import Missing
-from provenance.integrity.canonical import raw
+from provenance.integrity.canonical import named, raw
 from provenance.recorder import Recorder
+from provenance.settings import cache_home
+
+DRAFT = ("class", "name_or_path", "revision", "config_digest", "dtype")
 
 
 class Watched:
@@ -89,6 +92,17 @@ class Models:
                 self._hash(recorder, known, model)
             return known
 
+    def draft(self, recorder: Recorder, model: Any) -> dict[str, Any]:
+        """Return what a call says of the model that drafts for it. Its weights are hashed like those of any other."""
+        known = self.look(recorder, model)
+        print_ = known.fingerprint
+        found = [print_.fields.get(f"model.{name}") for name in DRAFT] if print_ is not None else []
+        facts = {f"draft.{item.name.removeprefix('model.')}": {"$field": item.document()} for item in found if item}
+        root = known.facts.get("weights.loaded_root") or Field.unknown("draft.weights_root", "not hashed yet")
+        if known.root != NOTHING:
+            root = Field("draft.weights_root", named(known.root), source="hashed")
+        return {**facts, "draft.weights_root": {"$field": root.document()}}
+
     # -- hashing ----------------------------------------------------------------------------------
 
     def _hash(self, recorder: Recorder, known: Watched, model: Any) -> None:
@@ -147,18 +161,19 @@ class Job:
         if model is None:
             return
         try:
-            folder = weights.checkpoint(model, dict(os.environ))
+            folder = files.checkpoint(model, os.environ)
             del model
-            manifest = weights.of_files(folder, self._stop)
+            remembered = cache_home(os.environ) / "provenance" / "digests"
+            manifest, how = files.of_files(folder, self._stop, remembered)
         except (Missing, OSError) as why:
             if self.recorder.settings.weights == "files":
                 self.bind("", str(why))
             return
-        self._write(manifest)
+        self._write(manifest, how)
         if self.recorder.settings.weights == "files":
             self.bind("", "tensors in memory are not hashed (weights=files)")
 
-    def _write(self, manifest: WeightsManifest) -> None:
+    def _write(self, manifest: WeightsManifest, how: str = "hashed") -> None:
         root = manifest.root
         self.recorder.note("weights", raw(root), manifest.document())
         if self.known.load == self.load:  # before the binding: it speaks of calls that have ended by then
@@ -166,11 +181,11 @@ class Job:
             if manifest.kind == "tensors":
                 self.known.root = raw(root)
             else:
-                self.known.facts["weights.files_root"] = Field("weights.files_root", root, source="hashed")
+                self.known.facts["weights.files_root"] = Field("weights.files_root", root, source=how)
         self.rooted |= manifest.kind == "tensors"
-        self.bind(root, "", manifest.kind)
+        self.bind(root, "", manifest.kind, how)
 
-    def bind(self, root: str, reason: str, kind: str = "tensors") -> None:
+    def bind(self, root: str, reason: str, kind: str = "tensors", how: str = "hashed") -> None:
         """Write the record that says which weights the calls of this load ran on, or why that is not known.
 
         It reaches the calls that began before it; those that end after it carry root or reason themselves.
@@ -183,6 +198,8 @@ class Job:
         document = {"load": self.load, "kind": kind, "from": self.first_seq, "to": upto, "root": root}
         if reason:
             document["reason"] = reason
+        if how != "hashed":
+            document["how"] = how  # a digest from a cache is a claim about the file and not a look at it
         data = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
         try:
             self.recorder.note("binding", raw(root) if root else NOTHING, data)

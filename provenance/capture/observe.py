@@ -130,10 +130,11 @@ def _look_on(observer: Observer, made: Any, args: tuple[Any, ...], kwargs: Mappi
 def _finish(state: State, model: Any, result: Any) -> None:
     observer, call, known = state.observer, state.call, state.known
     call.mark()
-    assisted = state.request.get("assistant_model") is not None or state.request.get("custom_generate") is not None
+    draft = state.request.get("assistant_model")
+    assisted = draft is not None or state.request.get("custom_generate") is not None
     if assisted:
-        observer.mode = "assisted_generation" if state.request.get("assistant_model") is not None else "custom_generate"
-        which = "assisted decoding" if state.request.get("assistant_model") is not None else "a custom decoding loop"
+        observer.mode = "assisted_generation" if draft is not None else "custom_generate"
+        which = "assisted decoding" if draft is not None else "a custom decoding loop"
         observer.reason = observer.reason or f"{which} has no token evidence"
     outputs = read_outputs(model, result, state.inputs, observer, known.tokenizer)
     own = getattr(model, "generation_config", None)
@@ -142,6 +143,8 @@ def _finish(state: State, model: Any, result: Any) -> None:
     facts = outputs.facts
     payloads = [*outputs.payloads, *moment.after(state.rng, facts, sampled)]
     facts |= {"sampled": sampled, **_weights(state), **observer.seen()}
+    if draft is not None:
+        facts |= MODELS.draft(call.recorder, draft)
     sequences = outputs.sequences
     if assisted:
         sequences = tuple(item._replace(margin=math.nan) for item in sequences)

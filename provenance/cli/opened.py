@@ -80,9 +80,14 @@ class Runs:
         name, place = split(reference)
         if is_file(name):
             return self._file(name), place
+        return queries.load(self.engine, queries.find(self.engine, name)), place
+
+    @property
+    def engine(self) -> Engine:
+        """Open the store on first use."""
         if self._engine is None:
             self._engine = store(self.db)
-        return queries.load(self._engine, queries.find(self._engine, name)), place
+        return self._engine
 
     def _file(self, name: str) -> Run:
         path = Path(name).expanduser()

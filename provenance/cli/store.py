@@ -1,6 +1,7 @@
 """sql, writer, db: the store itself."""
 
 import logging
+import os
 import sqlite3
 import sys
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from sqlalchemy import Engine
 from provenance.cli import render
 from provenance.cli.opened import Db, Json, store, where
 from provenance.errors import UsageError, WriteRefused
-from provenance.settings import hide
+from provenance.settings import cache_home, hide
 from provenance.store import database
 
 ROWS_SHOWN = 1000
@@ -150,6 +151,8 @@ def path(db: Db = "", json: Json = False) -> int:
     found.append(("spool", str(spots.spool), spots.spool.exists()))
     found += [("segment", str(file), True) for file in spool.segments(spots.spool)]
     found.append(("key", str(spots.key_file), spots.key_file.exists()))
+    digests = cache_home(os.environ) / "provenance" / "digests"
+    found.append(("digests", str(digests), digests.exists()))
     if json:
         render.emit([{"kind": kind, "path": text, "exists": there} for kind, text, there in found])
     else:

@@ -27,7 +27,7 @@ DECISIVE = 0.2
 AS_GOOD = 0.6
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 NO_TOGGLE = ("", "-", "none")
-# The first cause's share of all scores, and how often a first cause with that share was true (scripts/bench-explain; kept
+# The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
 CALIBRATION = ((0.0, 0.0), (0.1, 0.15), (0.2, 0.6), (0.3, 0.85), (0.5, 0.91), (0.7, 0.94), (1.0, 0.97))
 # Counts of past pairs for a field: differing and diverged, differing and same, equal and diverged, equal and same.

@@ -16,11 +16,13 @@ from provenance.facts import Run, Sequence
 
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria"}  # fmt: skip
-IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format"}
+IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
+            "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
 MADE = {
     "model.dtype": "cast to another type", "adapters.merged": "merged with an adapter",
     "model.rope_parameters": "computed from other rotary settings", "model.tied_weights": "tied otherwise",
-    "weights.missing_unexpected_keys": "filled in where the checkpoint had none",
+    "weights.tied_keys": "tied otherwise",
+    "weights.missing_keys": "filled in where the checkpoint had none",
 }  # fmt: skip
 # Values of the configuration that are fields of their own: its digest says nothing that they do not say.
 CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",

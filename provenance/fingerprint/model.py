@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from provenance.facts import Field, Fingerprint
+from provenance.fingerprint import identity
 from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
 
 QUANTIZATION = (
@@ -44,6 +45,7 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
         found += read_all(_processor(tokenizer), "processor")
     else:
         found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
+    found += identity.fields(model, tokenizer)
     return Fingerprint.of("model", found)
 
 
@@ -51,7 +53,6 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
     return {
         "model.class": lambda: f"{type(model).__module__}.{type(model).__qualname__}",
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
-        "model.revision": lambda: getattr(config, "_commit_hash", None),
         "model.config_digest": lambda: config_digest(config),
         "model.buffer_dtypes": lambda: _buffer_dtypes(model),
         "model.dtype": lambda: _dtypes(model),
@@ -301,18 +302,24 @@ def tensors(model: Any, buffers: bool = True) -> Iterator[Any]:
 def guard(model: Any) -> tuple[object, ...]:
     """Return what is equal between two calls if nobody touched the model: a few microseconds a module.
 
-    Identity, version and address of every tensor, the training bits, hooks, and the settings that act without a
-    tensor.
+    Identity, version and address of every tensor, the training bits, hooks, a forward put in another's place, the
+    adapters in force, and the settings that act without a tensor.
     """
     seen: list[object] = []
+    kinds: set[type] = set()
     for part in modules(model):
-        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks)))
+        slots = part.__dict__
+        kinds.add(type(part))
+        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks), id(slots.get("forward"))))
+        if "merged_adapters" in slots:  # a merge writes past the version of the tensor that it changes
+            seen.append((tuple(part.merged_adapters), identity.force(part)))
         for table in (part._parameters, part._buffers):
             for item in table.values():
                 if item is not None:
                     seen.append(_mark(item))
     config = getattr(model, "config", None)
     return (
+        hash(frozenset((kind, getattr(kind, "forward", None)) for kind in kinds)),
         hash(tuple(seen)),
         len(seen),
         getattr(config, "_attn_implementation", None),

@@ -1,4 +1,4 @@
-"""SHA-256 of every tensor in memory, and of the files of a checkpoint. Files are hashed as bytes, never unpickled.
+"""SHA-256 of every tensor in memory, as it is: after cast, tie, merge and the initialising of what no file held.
 
 Meant for a background thread: it holds a few MiB, releases the interpreter while it hashes, and asks between
 chunks whether to stop. It keeps its normal priority: a niced thread that holds the interpreter's lock is not
@@ -8,16 +8,13 @@ hashed says so; the manifest is then not made.
 
 import ctypes
 import hashlib
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint.reading import Missing
 
 CHUNK = 4 << 20
-ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".index.json")
 Stop = Callable[[], bool]
 
 
@@ -50,62 +47,6 @@ def of_tensors(model: Any, stop: Stop = lambda: False) -> WeightsManifest:
     """Hash every tensor of a model, in this thread."""
     done: dict[object, str] = {}
     return WeightsManifest("tensors", tuple(entry(kind, name, item, done, stop) for kind, name, item in named(model)))
-
-
-def of_files(folder: Path, stop: Stop) -> WeightsManifest:
-    """Hash the files of a checkpoint.
-
-    Raises Missing where there are none.
-    """
-    if folder.is_file():
-        paths = [folder]
-    else:
-        paths = sorted(path for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.is_file())
-    if not paths:
-        raise Missing("the checkpoint's folder holds no weight files")
-    return WeightsManifest("files", tuple(_file(path, stop) for path in paths))
-
-
-def checkpoint(model: Any, environ: dict[str, str]) -> Path:
-    """Find the folder or file a model was loaded from, without asking a network.
-
-    Raises Missing where it is not on this machine.
-    """
-    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
-    if not name:
-        raise Missing("the model was not loaded from files")
-    here = Path(name).expanduser()
-    if here.exists():
-        return here
-    commit = getattr(model.config, "_commit_hash", None)
-    home = environ.get("HF_HUB_CACHE") or os.path.join(
-        environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
-    )
-    folder = Path(home) / f"models--{name.replace('/', '--')}" / "snapshots" / str(commit)
-    if commit and folder.is_dir():
-        return folder
-    raise Missing(f"the files of {name} are not in the cache")
-
-
-def _file(path: Path, stop: Stop) -> WeightEntry:
-    """Hash one file through one descriptor, and notice if it changed meanwhile."""
-    state = hashlib.sha256()
-    buffer = bytearray(CHUNK)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        before = _identity(os.fstat(file.fileno()))
-        while size := file.readinto(view):
-            state.update(view[:size])
-            if stop():
-                raise Stopped
-        after = _identity(os.fstat(file.fileno()))
-    if before != after:
-        raise Missing(f"{path.name} changed while it was hashed")
-    return WeightEntry("file", path.name, "", (), before[2], state.hexdigest())
-
-
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
-    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
 def _check(name: str, tensor: Any) -> None:

@@ -186,6 +186,14 @@ def _weights(connection: Connection, row: Any, digests: dict[str, str]) -> dict[
     return found
 
 
+def manifests(engine: Engine, root: str) -> list[bytes]:
+    """Return the documents of the weights whose root begins so: two at most."""
+    roots = tables.weights
+    query = select(roots.c.document).where(roots.c.root >= clean(root), roots.c.root < clean(root) + "g").limit(2)
+    with engine.connect() as connection:
+        return [bytes(document) for document in connection.execute(query).scalars()]
+
+
 def _bodies(connection: Connection, run: int) -> list[Body]:
     refs, payloads = tables.payload_refs, tables.payloads
     query = (

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -15,8 +16,10 @@ import provenance
 from provenance import recorder as recorders
 from provenance import writer
 from provenance.capture import models as watching
+from provenance.catalogue.fields import spec
 from provenance.facts import Noted, Run, State, WeightsManifest
-from provenance.fingerprint import weights
+from provenance.fingerprint import files, weights
+from provenance.fingerprint.cache import Look
 from tests.fakes import models
 
 
@@ -289,7 +292,7 @@ def test_the_files_of_a_checkpoint_are_hashed(mode: str, tmp_path: Path, db: Pat
     _say(model)
     _hashed()
     _say(model)
-    expected = weights.of_files(tmp_path / "tiny", lambda: False)
+    expected = files.of_files(tmp_path / "tiny", lambda: False)[0]
     assert "model.safetensors" in [entry.name for entry in expected.entries]
     for run in models.runs(db):
         assert run.fields["weights.files_root"].value == expected.root
@@ -297,6 +300,44 @@ def test_the_files_of_a_checkpoint_are_hashed(mode: str, tmp_path: Path, db: Pat
             assert _root(run) == _true_root(model)
         else:
             assert run.fields["weights.loaded_root"].reason == "tensors in memory are not hashed (weights=files)"
+
+
+def test_files_are_read_once_and_a_digest_from_a_cache_says_so(
+    tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Look, "settled", lambda *_: True)
+    provenance.init(weights="files")
+    found: list[dict[str, Any]] = []
+    for _ in range(2):
+        model = provenance.wrap(
+            _saved(tmp_path / "tiny") if not found else LlamaForCausalLM.from_pretrained(tmp_path / "tiny")
+        )
+        _say(model)
+        _hashed()
+        _say(model)
+        found.append([orjson.loads(item.document) for item in _bindings(db) if item.digest != bytes(32)][-1])
+    assert found[0]["root"] == found[1]["root"]
+    assert [item.get("how") for item in found] == [None, "cached"]
+    assert (Path.home() / ".cache" / "provenance" / "digests").exists()
+
+
+def test_the_model_that_drafts_is_known_too(gate: threading.Event, tmp_path: Path, db: Path) -> None:
+    model, draft = provenance.wrap(models.llama()), _saved(tmp_path / "draft").to(torch.bfloat16).to(torch.float32)
+    for _ in range(2):
+        model.generate(models.tensor(), max_new_tokens=4, assistant_model=draft)
+        gate.set()
+        _hashed()
+    first, second = models.runs(db)
+    assert first.fields["draft.weights_root"].reason == "not hashed yet"
+    assert second.fields["draft.weights_root"].value == _true_root(draft) != _true_root(model)
+    assert _root(first) == _root(second) == _true_root(model)
+    assert second.fields["draft.class"].value == "transformers.models.llama.modeling_llama.LlamaForCausalLM"
+    assert str(second.fields["draft.name_or_path"].value).endswith("draft")
+    assert second.fields["draft.dtype"].value == "float32"
+    assert second.fields["draft.revision"].reason == "it was loaded from a folder, which has no revision"
+    assert [name for name in second.fields if name.startswith("draft.") and spec(name).group == "other"] == []
+    _say(model)
+    assert [name for name in models.last(db).fields if name.startswith("draft.")] == []
 
 
 def test_weights_files_without_files_says_why(db: Path) -> None:
@@ -332,7 +373,7 @@ def test_files_are_hashed_even_where_tensors_cannot_be(tmp_path: Path, db: Path)
     model.lm_head.weight = Packed(model.lm_head.weight.detach())
     _say(provenance.wrap(model))
     run = models.last(db)
-    assert run.fields["weights.files_root"].value == weights.of_files(tmp_path / "tiny", lambda: False).root
+    assert run.fields["weights.files_root"].value == files.of_files(tmp_path / "tiny", lambda: False)[0].root
     assert "whose bytes are not its value" in run.fields["weights.loaded_root"].reason
 
 

@@ -146,5 +146,7 @@ def test_a_reader_that_goes_away_is_fine(python: Command) -> None:
 
 def test_where_things_lie_can_be_asked(command: Command, db: Path) -> None:
     found = json.loads(command("db", "path", "--json").stdout)
-    assert {item["what"] if "what" in item else item["kind"] for item in found} == {"database", "spool", "key"}
+    assert {item["what"] if "what" in item else item["kind"] for item in found} == {
+        "database", "spool", "key", "digests",
+    }  # fmt: skip
     assert str(db) in {item["path"] for item in found}

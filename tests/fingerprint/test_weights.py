@@ -1,23 +1,23 @@
 """Digests of weights: of the bytes in memory and of the bytes in files, whatever their layout, or a reason."""
 
-import gc
 import hashlib
-import os
-import pickle
+import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint import weights
 from provenance.fingerprint.reading import Missing
 from tests.fakes import models
+
+FORMAT = {"format": "pt"}
 
 
 def _never() -> bool:
@@ -185,128 +185,115 @@ def test_hashing_stops_between_chunks_when_it_is_told_to() -> None:
     assert len(asked) == 2
 
 
-# -- files ------------------------------------------------------------------------------------------
+# -- what a model is by its tensors -----------------------------------------------------------------
 
 
-def _file_sha(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _root(model: Any) -> str:
+    return weights.of_tensors(model).root
 
 
-def test_files_are_hashed_as_bytes_and_others_are_left_out(tmp_path: Path) -> None:
-    save_file({"w": torch.arange(6.0)}, tmp_path / "model.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "notes.bin.txt").write_text("not a weight")
-    (tmp_path / "folder.bin").mkdir()
-    manifest = weights.of_files(tmp_path, _never)
-    assert manifest.kind == "files"
-    assert [(entry.name, entry.sha256) for entry in manifest.entries] == [
-        (name, _file_sha(tmp_path / name)) for name in ("model.safetensors", "model.safetensors.index.json")
-    ]
+def _loaded(folder: Path, **options: Any) -> Any:
+    return LlamaForCausalLM.from_pretrained(folder, **options)
 
 
-def test_one_file_is_a_checkpoint_too(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(os.urandom(weights.CHUNK + 17))
-    (entry,) = weights.of_files(path, _never).entries
-    assert (entry.name, entry.size, entry.sha256) == ("tiny.gguf", weights.CHUNK + 17, _file_sha(path))
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Save a tiny Llama in one file."""
+    models.llama().save_pretrained(tmp_path / "whole")
+    return tmp_path / "whole"
 
 
-class Trap:
-    """Whoever unpickles this makes a file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (open, (self.path, "w"))
-
-
-def test_no_file_is_ever_unpickled(tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
-    trap = pickle.dumps(Trap(str(sprung)))
-    pickle.loads(trap).close()
-    assert sprung.exists()
-    sprung.unlink()
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    for name in ("pytorch_model.bin", "model.pt", "model.pth", "x.safetensors"):
-        (folder / name).write_bytes(trap)
-    assert len(weights.of_files(folder, _never).entries) == 4
-    gc.collect()
-    assert not sprung.exists()
-
-
-def test_a_file_that_changes_while_it_is_hashed_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(weights.CHUNK * 2))
-    os.utime(path, (1e9, 1e9))
-
-    def change() -> bool:
-        with path.open("r+b") as file:
-            file.write(b"other")
-        return False
-
-    with pytest.raises(Missing, match=r"model.safetensors changed while it was hashed"):
-        weights.of_files(tmp_path, change)
-
-
-def test_a_file_swapped_for_another_is_hashed_as_the_one_that_was_opened_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(weights.CHUNK * 2))
-    expected = _file_sha(path)
-
-    def swap() -> bool:
-        other = tmp_path / "draft"
-        other.write_bytes(os.urandom(weights.CHUNK * 2))
-        other.replace(path)
-        return False
-
-    with suppress(Missing):  # where the system notes at once that the file lost its name
-        (entry,) = weights.of_files(tmp_path, swap).entries
-        assert entry.sha256 == expected
-
-
-def test_hashing_files_stops_when_it_is_told_to(tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(bytes(weights.CHUNK * 3))
-    with pytest.raises(weights.Stopped):
-        weights.of_files(tmp_path, lambda: True)
-
-
-def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="the checkpoint's folder holds no weight files"):
-        weights.of_files(tmp_path, _never)
-
-
-# -- where a model came from ------------------------------------------------------------------------
-
-
-def test_the_checkpoint_is_the_folder_that_the_model_names(tmp_path: Path) -> None:
+def test_sharding_the_order_of_files_and_the_format_leave_the_root_alone(saved: Path, tmp_path: Path) -> None:
     model = models.llama()
-    model.config._name_or_path = str(tmp_path)
-    assert weights.checkpoint(model, {}) == tmp_path
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    turned = tmp_path / "turned"
+    shutil.copytree(saved, turned)
+    save_file(dict(reversed(load_file(saved / "model.safetensors").items())), turned / "model.safetensors", FORMAT)
+    from_states = models.llama(seed=5)
+    from_states.load_state_dict(dict(reversed(model.state_dict().items())))
+    places = (saved, tmp_path / "shards", turned)
+    assert {_root(_loaded(place)) for place in places} | {_root(from_states)} == {_root(model)}
 
 
-@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", None])
-def test_the_checkpoint_is_found_in_the_cache_of_the_hub(variable: str | None, tmp_path: Path, home: Path) -> None:
-    cache = {"HF_HUB_CACHE": tmp_path, "HF_HOME": tmp_path / "hub", None: home / ".cache" / "huggingface" / "hub"}
-    folder = cache[variable] / "models--some--tiny" / "snapshots" / "abc123"
-    folder.mkdir(parents=True)
-    model = models.llama()
-    model.config._name_or_path, model.config._commit_hash = "some/tiny", "abc123"
-    assert weights.checkpoint(model, {variable: str(tmp_path)} if variable else {}) == folder
+def _ulp(model: Any) -> None:
+    weight = model.model.layers[1].self_attn.k_proj.weight.detach()
+    weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(float("inf")))
 
 
-@pytest.mark.parametrize(
-    ("name", "commit", "reason"),
-    [
-        ("", None, "the model was not loaded from files"),
-        ("some/absent", "abc123", "the files of some/absent are not in the cache"),
-        ("some/absent", None, "the files of some/absent are not in the cache"),
-    ],
-)
-def test_a_checkpoint_that_is_not_here_says_why(name: str, commit: str | None, reason: str) -> None:
-    model = models.llama()
-    model.config._name_or_path, model.config._commit_hash = name, commit
-    with pytest.raises(Missing, match=reason):
-        weights.checkpoint(model, {})
+def _merged(model: Any) -> None:
+    """Merge an adapter of rank one by hand."""
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    with torch.no_grad():
+        weight += torch.linspace(0, 1e-3, weight.shape[0])[:, None] @ torch.ones(1, weight.shape[1])
+
+
+def _narrow_buffer(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.register_buffer("inv_freq", rotary.inv_freq.to(torch.bfloat16), persistent=False)
+
+
+def _rounded_buffer(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.to(torch.bfloat16).to(torch.float32)
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "one number by one unit in the last place": _ulp,
+    "the type": lambda model: model.to(torch.bfloat16),
+    "the type, and back": lambda model: model.to(torch.bfloat16).to(torch.float32),
+    "a merged adapter": _merged,
+    "the frequencies of the positions in another type": _narrow_buffer,
+    "the frequencies of the positions, rounded": _rounded_buffer,
+    "a tie": lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
+    "another tie": lambda model: setattr(model.model.layers[0], "mlp", model.model.layers[1].mlp),
+    "a tensor more": lambda model: model.register_buffer("more", torch.zeros(1), persistent=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_another_model_has_another_root(name: str, saved: Path) -> None:
+    model = _loaded(saved)
+    before = _root(model)
+    OTHERS[name](model)
+    assert _root(model) != before
+    assert _root(_loaded(saved)) == before
+
+
+def test_a_buffer_outside_the_state_dict_is_hashed(saved: Path) -> None:
+    model = _loaded(saved)
+    names = {entry.name for entry in weights.of_tensors(model).entries}
+    assert {"model.rotary_emb.inv_freq", "lm_head.weight"} <= names
+    assert "model.rotary_emb.inv_freq" not in model.state_dict()
+
+
+def test_a_cast_at_loading_and_one_afterwards_are_told_apart_only_by_what_they_leave(saved: Path) -> None:
+    loaded, cast = _loaded(saved, dtype=torch.bfloat16), _loaded(saved).to(torch.bfloat16)
+    one, other = ({entry.name: entry for entry in weights.of_tensors(model).entries} for model in (loaded, cast))
+    differing = {name for name in one if one[name] != other[name]}
+    # loading keeps the frequencies in float32, a cast of the whole model does not
+    assert differing == {"model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq"}
+
+
+def test_the_tie_in_force_counts_and_not_what_the_configuration_says(saved: Path) -> None:
+    untied, asked = _loaded(saved), _loaded(saved, tie_word_embeddings=True)
+    assert asked.config.tie_word_embeddings
+    assert asked.lm_head.weight is not asked.model.embed_tokens.weight  # the file holds two different ones
+    assert _root(asked) == _root(untied)
+    tensors = load_file(saved / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, saved / "model.safetensors", FORMAT)
+    tied = _loaded(saved, tie_word_embeddings=True)
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight
+    assert _root(tied) != _root(untied)
+
+
+def test_what_no_file_held_counts_as_it_was_initialised(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, saved / "model.safetensors", FORMAT)
+    roots = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        roots.append(_root(_loaded(saved)))
+    assert roots[0] == roots[2] != roots[1]

@@ -1,0 +1,320 @@
+"""Which model this is beyond its name: revisions, source, patches, adapters, and what no file held.
+
+Read once a load, in the caller's thread: nothing here reads more than a few source files. What a loader does not
+leave on the model cannot be known afterwards, and says so.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import orjson
+
+from provenance.facts import Field
+from provenance.fingerprint import files
+from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
+
+REMOTE = "transformers_modules."
+# Not part of what an adapter is: where its base came from, and what a loader notes for itself.
+ADAPTER_LABELS = {"base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+ADAPTER_FIELDS = ("active", "merged", "autocast_dtype", "dropout")
+
+
+def fields(model: Any, tokenizer: Any = None) -> list[Field]:
+    """Read the identity of a loaded model and of the tokenizer beside it."""
+    parts = [(name, part) for name, part in model.named_modules() if part is not None]
+    found = read_all(_model(model, parts), "model")
+    found += _adapters(model, [part for _, part in parts])
+    if tokenizer is not None:
+        found += read_all({"tokenizer.revision": lambda: _tokenizer(tokenizer)}, "tokenizer")
+    return found
+
+
+def _model(model: Any, parts: list[tuple[str, Any]]) -> dict[str, Reader]:
+    return {
+        "model.revision": lambda: revision(model),
+        "model.code_revision": lambda: _code_revision(model),
+        "model.source_digest": lambda: source_digest({type(part).__module__ for _, part in parts}),
+        "model.monkey_patched": lambda: patches(part for _, part in parts),
+        "model.dropout_active": lambda: dropout(part for _, part in parts),
+        "generation_config.revision": lambda: _generation(model),
+        "weights.missing_keys": lambda: missing_keys(model),
+        "weights.unexpected_keys": lambda: _unexpected(model),
+        "weights.tied_keys": lambda: tied_keys(model),
+    }
+
+
+# -- revisions ----------------------------------------------------------------------------------------
+
+
+def revision(model: Any) -> str | None:
+    """Return the commit that a model was loaded from."""
+    config = getattr(model, "config", None)
+    return _commit(getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None), files.ENDINGS)
+
+
+def _commit(name: object, kept: object, endings: tuple[str, ...]) -> str | None:
+    """Return a commit: as the loader kept it, as the snapshot's folder says, or that of the one cached revision."""
+    if kept:
+        return str(kept)
+    if not name:
+        return None
+    folder = Path(str(name)).expanduser()
+    if folder.exists():
+        for above, part in zip(folder.parts, folder.parts[1:], strict=False):
+            if above == "snapshots" and files.COMMIT.fullmatch(part):
+                return part
+        raise Moot("it was loaded from a folder, which has no revision")
+    return files.snapshot(str(name), None, os.environ, endings).name
+
+
+def _tokenizer(tokenizer: Any) -> str | None:
+    kept = getattr(tokenizer, "init_kwargs", {}).get("_commit_hash") or getattr(tokenizer, "_commit_hash", None)
+    return _commit(getattr(tokenizer, "name_or_path", None), kept, TOKENIZER_FILES)
+
+
+def _generation(model: Any) -> str | None:
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        raise Moot("the model has no generation config")
+    kept = getattr(config, "_commit_hash", None)
+    if kept or not getattr(config, "_from_model_config", False):
+        return str(kept) if kept else revision(model)
+    raise Moot("the generation config was made from the model's own")
+
+
+def _code_revision(model: Any) -> str:
+    home = next((kind.__module__ for kind in type(model).__mro__ if kind.__module__.startswith(REMOTE)), "")
+    if not home:
+        raise Moot("the model's code is not remote code")
+    found = next((part for part in home.split(".") if files.COMMIT.fullmatch(part)), None)
+    if found is None:
+        raise Missing("the remote code came from a folder, which has no revision")
+    return found
+
+
+# -- code ---------------------------------------------------------------------------------------------
+
+
+def source_digest(modules: Iterable[str]) -> str:
+    """Digest the source files of the modules that the model's parts are of. Those of torch go by its version."""
+    found = []
+    for name in sorted(set(modules)):
+        if name.partition(".")[0] == "torch":
+            continue
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if not path or not os.path.isfile(path):
+            raise Missing(f"the module {name} has no source file")
+        facts = os.stat(path)
+        found.append([_portable(name), _source(path, facts.st_size, facts.st_mtime_ns)])
+    if not found:
+        raise Moot("every part of the model is torch's own")
+    return _sha(orjson.dumps(found))
+
+
+@lru_cache(maxsize=512)
+def _source(path: str, _size: int, _mtime: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _portable(name: str) -> str:
+    """Take the commit out of a module's name: the same code at another commit is the same code."""
+    return ".".join(part for part in name.split(".") if not files.COMMIT.fullmatch(part))
+
+
+def patches(parts: Iterable[Any]) -> list[str]:
+    """Name the forward methods that are not those of the class's own package, and the code put in their place."""
+    found = set()
+    seen = set()
+    for part in parts:
+        kind = type(part)
+        own = part.__dict__.get("forward")
+        if own is not None:
+            found.update(_strange(kind, own, f"{kind.__name__}.forward of the object"))
+        if kind not in seen:
+            seen.add(kind)
+            owner = next((base for base in kind.__mro__ if "forward" in vars(base)), None)
+            if owner is not None:
+                found.update(_strange(owner, vars(owner)["forward"], f"{owner.__name__}.forward"))
+    return sorted(found)
+
+
+def _strange(owner: type, function: Any, what: str) -> list[str]:
+    """Look through decorators, down to the code, for what is not at home: the owner's module, or a known decorator."""
+    for _ in range(16):
+        function = getattr(function, "__func__", None) or getattr(function, "func", function)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            kind = type(function)
+            return [] if kind.__module__.startswith("torch") else [f"{what} is a {kind.__module__}.{kind.__qualname__}"]
+        # Not __module__: a decorator copies that from what it covers.
+        home = str(function.__globals__.get("__name__", ""))
+        inner = getattr(function, "__wrapped__", None)
+        package = home.partition(".")[0]
+        decorator = inner is not None and package in ("transformers", owner.__module__.partition(".")[0])
+        if home != owner.__module__ and package != "torch" and not decorator:
+            return [f"{what} is {home}.{code.co_name} ({_code(code)[:12]})"]
+        if inner is None:
+            break
+        function = inner
+    return []
+
+
+def _code(code: CodeType) -> str:
+    """Digest what code does, and nothing of where it lies."""
+    constants = [_code(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
+    text = repr((code.co_code, code.co_names, code.co_varnames, constants))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# -- what acts in training mode -----------------------------------------------------------------------
+
+
+def dropout(parts: Iterable[Any]) -> list[str]:
+    """Name the dropout that is on: in modules that are in training mode, with a probability above zero."""
+    found: Counter[str] = Counter()
+    for part in parts:
+        if not part.training:
+            continue
+        kind = type(part).__name__
+        for name, value in part.__dict__.items():
+            named = "dropout" in name.lower() or (name == "p" and "dropout" in kind.lower())
+            if named and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+                found[f"{kind}.{name}={value:g}"] += 1
+    return [f"{name} x{count}" for name, count in sorted(found.items())]
+
+
+# -- keys ---------------------------------------------------------------------------------------------
+
+
+def missing_keys(model: Any) -> list[str]:
+    """Name the parameters that no file held. transformers marks every parameter that it loaded.
+
+    Raises Moot for a model that was not loaded, Missing where nothing is marked.
+    """
+    marks = {name: hasattr(item, "_is_hf_initialized") for name, item in model.named_parameters()}
+    if any(marks.values()):
+        return sorted(name for name, loaded in marks.items() if not loaded)
+    _loaded(model)
+    raise Missing("the loader left no mark on the parameters")
+
+
+def _unexpected(model: Any) -> list[str]:
+    _loaded(model)
+    raise Missing("the loader keeps no list of what it did not use")
+
+
+def _loaded(model: Any) -> None:
+    if not getattr(getattr(model, "config", None), "_name_or_path", ""):
+        raise Moot("the model was not loaded from files")
+
+
+def tied_keys(model: Any) -> list[list[str]]:
+    """Return the names that really share memory, group by group, whatever the configuration says."""
+    groups: dict[int, list[str]] = {}
+    for name, item in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(item), []).append(name)
+    return sorted(sorted(names) for names in groups.values() if len(names) > 1)
+
+
+# -- adapters -----------------------------------------------------------------------------------------
+
+
+def _adapters(model: Any, parts: list[Any]) -> list[Field]:
+    """Read the adapters from the layers that compute with them, and not from what was asked for."""
+    table = getattr(model, "peft_config", None)
+    layers = [part for part in parts if "merged_adapters" in part.__dict__]
+    if not table and not layers:
+        return [Field.moot(f"adapters.{name}", "no adapter is attached") for name in ADAPTER_FIELDS]
+    found = read_all(
+        {
+            "adapters.active": lambda: active(layers),
+            "adapters.merged": lambda: sorted({str(name) for part in layers for name in part.merged_adapters}),
+            "adapters.autocast_dtype": lambda: _adapter_dtypes(layers),
+            "adapters.dropout": lambda: _adapter_dropout(layers),
+        },
+        "model",
+    )
+    for name, config in sorted((table or {}).items()):
+        found += read_all(_adapter(name, config, layers), "model")
+    return found
+
+
+def _adapter(name: str, config: Any, layers: list[Any]) -> dict[str, Reader]:
+    key = f"adapters.{str(name).replace('.', '_')}"
+    return {
+        f"{key}.scaling": lambda: _scaling(name, layers),
+        f"{key}.config_digest": lambda: adapter_digest(config),
+        f"{key}.revision": lambda: getattr(config, "revision", None),
+    }
+
+
+def active(layers: Iterable[Any]) -> list[str]:
+    """Return the adapters in force, in order. Layers that are switched off have none.
+
+    >>> active([])
+    []
+    """
+    ways = {force(part)[0] for part in layers}
+    if len(ways) == 1:
+        return list(ways.pop())
+    return sorted("+".join(way) or "none" for way in ways)
+
+
+def force(layer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+    """Return the adapters that a layer computes with, and how much of each."""
+    names = () if layer.disable_adapters else tuple(map(str, layer.active_adapters))
+    return names, tuple(getattr(layer, "scaling", {}).items())
+
+
+def _scaling(name: str, layers: Iterable[Any]) -> object:
+    values = sorted({float(part.scaling[name]) for part in layers if name in getattr(part, "scaling", {})})
+    if not values:
+        raise Missing("no layer holds a scaling for it")
+    return values[0] if len(values) == 1 else values
+
+
+def adapter_digest(config: Any) -> str:
+    """Digest the configuration of an adapter, without labels."""
+    table = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
+    kept = {key: _plain(value) for key, value in table.items() if key not in ADAPTER_LABELS}
+    return _sha(orjson.dumps(kept, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+
+
+def _adapter_dtypes(layers: Iterable[Any]) -> list[str]:
+    names = {
+        str(item.dtype).removeprefix("torch.")
+        for part in layers
+        for slot in getattr(part, "adapter_layer_names", ())
+        for item in getattr(getattr(part, slot, None), "parameters", list)()
+    }
+    return sorted(names)
+
+
+def _adapter_dropout(layers: Iterable[Any]) -> list[str]:
+    tables = ((part, getattr(part, "lora_dropout", None)) for part in layers)
+    return dropout(table[name] for part, table in tables if table for name in force(part)[0] if name in table)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(str(item) for item in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def _sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
