@@ -20,7 +20,8 @@ from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_a
 
 # What is loaded decides which fields have values; a change here makes a new environment fingerprint.
 WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
-           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum")  # fmt: skip
+           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum", "tensorrt_llm",
+           "mlx.core")  # fmt: skip
 
 
 def loaded() -> tuple[bool, ...]:
