@@ -134,6 +134,7 @@ class Call:
         "recorder",
         "run_id",
         "runtime",
+        "secrets",
         "seq",
     )
 
@@ -144,6 +145,7 @@ class Call:
         self.model = model
         self.observer: Any = None
         self.print: Fingerprint | None = None
+        self.secrets: tuple[str, ...] = ()  # what must not stand in the text of an error
         self.facts: dict[str, Any] = {}
         self.run_id = NO_RUN
         self.seq = -1
@@ -213,14 +215,19 @@ class Call:
         facts: dict[str, Any] | None = None,
         settings: bytes = NOTHING,
         weights: bytes = NOTHING,
+        *,
+        seen: tuple[tuple[SequenceEnd, ...], tuple[Payload, ...]] = ((), ()),
     ) -> None:
-        """Write the end record of a call that raised, was cancelled or was dropped."""
+        """Write the end record of a call that raised, was cancelled or was dropped, with what was seen of it."""
         status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
         status = ABANDONED if isinstance(error, GeneratorExit) else status
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        text = str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass")
+        message = str(error)
+        for secret in self.secrets:  # a service may quote the key it refuses
+            message = message.replace(secret, "(secret)")
+        text = message[:ERROR_CHARS].encode("utf-8", "surrogatepass")
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
-        self._end(status, (), payloads, {"error": kind, **(facts or {})}, settings, weights)
+        self._end(status, seen[0], (*seen[1], *payloads), {"error": kind, **(facts or {})}, settings, weights)
 
     def partial(self) -> None:
         """Write that a call has returned whose end could not be read: else it would pass for one that crashed."""

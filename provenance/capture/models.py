@@ -15,8 +15,8 @@ import orjson
 
 from provenance.capture.call import NOTHING
 from provenance.facts import Field, Fingerprint, WeightsManifest
+from provenance.fingerprint import engines, weights
 from provenance.fingerprint import model as readers
-from provenance.fingerprint import weights
 from provenance.fingerprint.reading import Missing
 from provenance.integrity.canonical import raw
 from provenance.recorder import Recorder
@@ -36,6 +36,7 @@ class Watched:
         self.manifests: dict[str, WeightsManifest] = {}  # by kind, once hashed
         self.facts: dict[str, Field] = {}  # what a call that outlasts the hashing says of its weights itself
         self.first_seq = 0
+        self.files: str | None = None  # of an engine: where its weights came from
 
 
 class Models:
@@ -89,6 +90,27 @@ class Models:
                 self._hash(recorder, known, model)
             return known
 
+    def look_at_engine(self, recorder: Recorder, engine: Any, runtime: engines.Runtime) -> Watched:
+        """See whether an engine still runs with the same settings; if not, read them, and have its files hashed."""
+        known = self.watched(engine)
+        now = engines.snapshot(engine, runtime)
+        with self._lock:
+            same = known.fingerprint is not None and engines.unchanged(known.guard, now)
+            if same and known.recorder is recorder:
+                return known
+            if not same:
+                known.fingerprint = engines.fingerprint(engine, runtime)
+                files = engines.quiet(engine, runtime.checkpoint)
+                known.files = os.fspath(files) if isinstance(files, (str, os.PathLike)) else ""
+            self._loads += 1
+            known.load, known.guard, known.recorder = self._loads, now, recorder
+            known.first_seq, known.facts = recorder.journal.next_seq, {}
+            why = f"{runtime.name} holds its weights itself: only its files are hashed"
+            known.facts["weights.loaded_root"] = Field.unknown("weights.loaded_root", why)
+            if recorder.settings.weights != "off":
+                recorder.spawn(Job(recorder, known, []).run_files, "weights")
+            return known
+
     # -- hashing ----------------------------------------------------------------------------------
 
     def _hash(self, recorder: Recorder, known: Watched, model: Any) -> None:
@@ -121,6 +143,16 @@ class Job:
         except Exception as error:
             self.recorder.failed("the weights of a model", error)
             self.bind("", f"{type(error).__name__} while hashed")
+
+    def run_files(self) -> None:
+        """Hash the files of an engine, where they lie on this machine."""
+        try:
+            folder = weights.located(self.known.files or "", None, dict(os.environ))
+            self._write(weights.of_files(folder, self._stop))
+        except (Missing, OSError, weights.Stopped):
+            return  # a name of a hub, a folder that is gone, the end of the process: the calls say what is unknown
+        except Exception as error:
+            self.recorder.failed("the files of an engine", error)
 
     def _tensors(self) -> None:
         def alive(reference: Any) -> Any:

@@ -222,6 +222,8 @@ FIELDS: tuple[Spec, ...] = (
     Spec("service.request.extra.NAME", "service", "service", "call", "semantic", 3, "remote", "extra_body", "a number or a switch that only this service knows"),
     Spec("service.response.request_id", "service", "service", "call", "none", 0, "remote", "none", "correlation only"),
     Spec("service.response.status", "service", "service", "call", "none", 1, "remote", "none", "result"),
+    Spec("service.response.prompt_tokens", "service", "service", "call", "none", 1, "remote", "none", "result: a change with an equal prompt means another tokenizer or template"),
+    Spec("service.response.completion_tokens", "service", "service", "call", "none", 0, "remote", "none", "result"),
     Spec("service.response.cached_tokens", "service", "service", "call", "numeric", 3, "remote", "new cache key", "prefix cache hit"),
     Spec("service.response.reasoning_tokens", "service", "service", "call", "none", 1, "remote", "none", "result"),
     Spec("service.response.accepted_prediction_tokens", "service", "service", "call", "none", 1, "remote", "none", "result"),

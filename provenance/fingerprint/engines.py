@@ -56,7 +56,7 @@ RUNTIMES = (
     Runtime("vllm", "vllm", ("LLM",), "llm_engine.vllm_config", "llm_engine.vllm_config.model_config.model",
             "llm_engine.vllm_config.model_config.seed"),
     Runtime("sglang", "sglang", ("Engine",), "server_args", "server_args.model_path", "server_args.random_seed"),
-    Runtime("llama_cpp", "llama_cpp", ("Llama",), "", "model_path", "_seed"),
+    Runtime("llama_cpp", "llama_cpp", ("Llama",), "", "model_path", ""),
     Runtime("tensorrt_llm", "tensorrt_llm", ("BaseLLM", "LLM"), "args", "args.model", ""),
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ def paths(name: str) -> Mapping[str, str]:
 
 def snapshot(engine: Any, found: Runtime) -> tuple[object, ...]:
     """Return what stands under every path now, unread: to see in microseconds whether anything was changed."""
-    return tuple(_quiet(engine, path) for path in paths(found.name).values())
+    return tuple(quiet(engine, path) for path in paths(found.name).values())
 
 
 def unchanged(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
@@ -103,7 +103,8 @@ def _same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, SCALARS) and one == other)
 
 
-def _quiet(engine: Any, path: str) -> object:
+def quiet(engine: Any, path: str) -> object:
+    """Follow a path; where that fails, the type of the failure stands for the value."""
     try:
         return follow(engine, path)
     except Exception as error:

@@ -153,7 +153,8 @@ def _fields(key: str, answer: object) -> list[Field]:
         given = answer
     else:
         raise TypeError(f"it returned a {type(answer).__qualname__}, not a mapping or a list of Field")
-    found, refused = [], []
+    found: list[Field] = []
+    refused: list[str] = []
     for item in given:
         why = why_closed(item.name) or ("" if len(found) < MOST else f"it is beyond {MOST} fields")
         if why:

@@ -71,13 +71,20 @@ def checkpoint(model: Any, environ: dict[str, str]) -> Path:
 
     Raises Missing where it is not on this machine.
     """
-    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    config = getattr(model, "config", None)
+    return located(str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None), environ)
+
+
+def located(name: str, commit: str | None, environ: dict[str, str]) -> Path:
+    """Find the folder or file that a name stands for: a path, or a commit in the hub's cache.
+
+    Raises Missing where it is not on this machine.
+    """
     if not name:
         raise Missing("the model was not loaded from files")
     here = Path(name).expanduser()
     if here.exists():
         return here
-    commit = getattr(model.config, "_commit_hash", None)
     home = environ.get("HF_HUB_CACHE") or os.path.join(
         environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
     )
