@@ -5,6 +5,7 @@
     │   ├── RunNotFound (LookupError)      no run, or more than one, fits a reference
     │   ├── AmbiguousRows                  two runs whose sequences cannot be paired
     │   ├── BadSetting                     an argument, a variable or a TOML key
+    │   ├── BadField                       a field of the caller's own
     │   ├── BadFile                        an export or a segment that is not one
     │   └── WriteRefused                   SQL that would change the store
     ├── CouldNotTell                       what was asked was not recorded, with the reason
@@ -62,6 +63,10 @@ class AmbiguousRows(UsageError):
 
 class BadSetting(UsageError):
     """An argument, a PROVENANCE_ variable or a TOML key that cannot be used."""
+
+
+class BadField(UsageError):
+    """A field of the caller's own whose name or value cannot be kept."""
 
 
 class BadFile(UsageError):

@@ -196,7 +196,7 @@ ROLES = {
     1: "prompt.ids", 2: "prompt.text", 3: "prompt.mask", 4: "prompt.embeds", 5: "prompt.media",
     6: "prompt.messages", 7: "arguments",
     16: "output.ids", 17: "output.text", 18: "output.value", 19: "output.media",
-    32: "evidence.logits",
+    32: "evidence.logits", 33: "evidence.logprobs",
     40: "rng.torch_cpu", 41: "rng.torch_cuda", 42: "rng.torch_mps", 43: "rng.python", 44: "rng.numpy",
     45: "rng.torch_xpu",
     48: "error.text",

@@ -159,6 +159,11 @@ def cache_home(environ: Mapping[str, str]) -> Path:
     return _home(environ, "XDG_CACHE_HOME", ".cache")
 
 
+def remembered_digests() -> Path:
+    """Return the file in which digests of files are remembered."""
+    return cache_home(os.environ) / "provenance" / "digests"
+
+
 def _home(environ: Mapping[str, str], variable: str, default: str) -> Path:
     value = environ.get(variable, "")
     if value.startswith("/"):

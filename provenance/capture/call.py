@@ -16,7 +16,10 @@ from typing import Any
 import orjson
 import uuid_utils
 
-from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd
+from provenance.catalogue.fields import why_closed
+from provenance.errors import BadField
+from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd, State
+from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
 from provenance.integrity.secrets import scrub
 from provenance.recorder import Recorder
@@ -25,6 +28,9 @@ NOTHING = bytes(32)
 NO_RUN = bytes(16)
 OK, ERROR, ABORTED, ABANDONED, PARTIAL = map(STATUSES.index, ("ok", "error", "aborted", "abandoned", "partial"))
 ERROR_CHARS = 4000
+FIELDS_MOST, FIELD_DEEP = 64, 20
+CALLER = "caller"
+PLAIN = (bool, int, float, str, type(None))
 
 # The innermost call of this task or thread: a call inside it is its child, or is not recorded on its own.
 ACTIVE: ContextVar["Call | None"] = ContextVar("provenance_call", default=None)
@@ -37,6 +43,35 @@ class Labels:
     name: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     run_ids: list[str] = field(default_factory=list)
+    fields: dict[str, Field] = field(default_factory=dict)
+    over: bool = False
+
+    def set_field(self, name: str, value: object) -> None:
+        """Add a field of your own to the calls of this block, from now on: those that run, and those to come.
+
+        ``value`` is a number, a text, None, or a list or dict of these. Calls that have ended are not altered.
+
+        Raises BadField (a ValueError) for a name or a value that cannot be kept; nothing that is recorded is lost.
+
+        >>> with run() as block:
+        ...     block.set_field("engine.kv_split", 4)
+        """
+        if not isinstance(name, str) or why_closed(name):
+            why = why_closed(name) if isinstance(name, str) else "a name is a text, like 'engine.kv_split'"
+            raise BadField(f"the field {name!r:.80} cannot be set: {why}. Choose another name.")
+        if not _is_plain(value, FIELD_DEEP):
+            raise BadField(
+                f"the field {name!r} cannot hold a {type(value).__qualname__}: give a number, a text, None, or a list "
+                "or dict of these."
+            )
+        if self.over:
+            raise BadField(f"the field {name!r} was set after its block ended; set it inside `with provenance.run()`.")
+        if len(self.fields) >= FIELDS_MOST and name not in self.fields:
+            raise BadField(f"the field {name!r} is beyond {FIELDS_MOST}; put several values into one dict.")
+        made = plain_field(Field(name, value), CALLER)
+        if made.state is State.UNKNOWN:
+            raise BadField(f"the field {name!r} cannot be set: {made.reason}. Keep a digest of it instead.")
+        self.fields = {**self.fields, name: made}
 
     @property
     def run_id(self) -> str:
@@ -47,12 +82,24 @@ class Labels:
 LABELS: ContextVar[Labels | None] = ContextVar("provenance_labels", default=None)
 
 
+def _is_plain(value: object, depth: int) -> bool:
+    if type(value) in PLAIN:
+        return True
+    if depth and type(value) in (list, tuple):
+        return all(_is_plain(item, depth - 1) for item in value)  # type: ignore[attr-defined]
+    return (
+        depth > 0
+        and type(value) is dict
+        and all(type(key) is str and _is_plain(item, depth - 1) for key, item in value.items())
+    )
+
+
 @contextmanager
 def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[Labels]:
     """Name and tag every call recorded inside the block.
 
     Blocks nest: an inner name replaces the outer, tags add up. The block yields an object whose ``run_ids``
-    lists what was recorded.
+    lists what was recorded and whose ``set_field`` adds fields of your own to the calls that follow.
 
     >>> with run(name="nightly", tags={"suite": 7}) as block:
     ...     block.tags
@@ -61,12 +108,13 @@ def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[La
     outer = LABELS.get()
     merged = dict(outer.tags) if outer else {}
     merged.update({str(key): str(value) for key, value in (tags or {}).items()})
-    block = Labels(name or (outer.name if outer else ""), merged)
+    block = Labels(name or (outer.name if outer else ""), merged, fields=outer.fields if outer else {})
     token = LABELS.set(block)
     try:
         yield block
     finally:
         LABELS.reset(token)
+        block.over = True
         if outer is not None:
             outer.run_ids.extend(block.run_ids)
 
@@ -78,15 +126,16 @@ class Call:
         "began",
         "elapsed",
         "ended",
-        "ended",
         "facts",
         "labels",
         "model",
         "observer",
         "operation",
+        "print",
         "recorder",
         "run_id",
         "runtime",
+        "secrets",
         "seq",
     )
 
@@ -96,6 +145,8 @@ class Call:
         self.operation = operation
         self.model = model
         self.observer: Any = None
+        self.print: Fingerprint | None = None
+        self.secrets: tuple[str, ...] = ()  # what must not stand in the text of an error
         self.facts: dict[str, Any] = {}
         self.run_id = NO_RUN
         self.seq = -1
@@ -112,7 +163,8 @@ class Call:
         environment = recorder.fingerprint(recorder.environment.environment())
         switches = recorder.fingerprint(recorder.environment.switches())
         model_digest = recorder.fingerprint(model) if model is not None else NOTHING
-        self.facts = facts
+        self.print = model
+        facts = self.facts = {**self._given(model), **facts}
         facts["context.call_index"] = recorder.serial()
         facts["runtime"], facts["operation"] = self.runtime, self.operation
         if labels is not None:
@@ -131,6 +183,17 @@ class Call:
         if labels is not None:
             labels.run_ids.append(str(identity))
         self.began = time.perf_counter_ns()
+
+    def _given(self, model: Fingerprint | None) -> dict[str, Any]:
+        """Return the caller's own fields. What was read from the model itself is stronger."""
+        if self.labels is None or not self.labels.fields:
+            return {}
+        known = model.fields if model is not None else {}
+        return {name: item for name, item in self.labels.fields.items() if name not in known or not known[name].known}
+
+    def _is_theirs(self, name: str) -> bool:
+        there = self.facts.get(name)
+        return there is None or (isinstance(there, Field) and there.source == CALLER)
 
     def mark(self) -> None:
         """Stop the clock: the call has returned or raised; what follows is our own work."""
@@ -153,14 +216,19 @@ class Call:
         facts: dict[str, Any] | None = None,
         settings: bytes = NOTHING,
         weights: bytes = NOTHING,
+        *,
+        seen: tuple[tuple[SequenceEnd, ...], tuple[Payload, ...]] = ((), ()),
     ) -> None:
-        """Write the end record of a call that raised, was cancelled or was dropped."""
+        """Write the end record of a call that raised, was cancelled or was dropped, with what was seen of it."""
         status = ABORTED if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) else ERROR
         status = ABANDONED if isinstance(error, GeneratorExit) else status
         kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        text = scrub(str(error)[:ERROR_CHARS].encode("utf-8", "surrogatepass"))
+        message = str(error)
+        for secret in self.secrets:  # a service may quote the key it refuses
+            message = message.replace(secret, "(secret)")
+        text = scrub(message[:ERROR_CHARS].encode("utf-8", "surrogatepass"))
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
-        self._end(status, (), payloads, {"error": kind, **(facts or {})}, settings, weights)
+        self._end(status, seen[0], (*seen[1], *payloads), {"error": kind, **(facts or {})}, settings, weights)
 
     def partial(self) -> None:
         """Write that a call has returned whose end could not be read: else it would pass for one that crashed."""
@@ -179,6 +247,8 @@ class Call:
         if self.elapsed < 0:
             self.mark()
         self.ended = True
+        late = {name: item for name, item in self._given(self.print).items() if self._is_theirs(name)}
+        facts = {**late, **facts}
         self.recorder.end(
             Output(
                 self.run_id, self.seq, time.time_ns(), time.monotonic_ns(), self.elapsed, status, settings, weights,

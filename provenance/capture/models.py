@@ -15,12 +15,12 @@ import orjson
 
 from provenance.capture.call import NOTHING
 from provenance.facts import Field, Fingerprint, WeightsManifest
-from provenance.fingerprint import files, weights
+from provenance.fingerprint import engines, files, weights
 from provenance.fingerprint import model as readers
 from provenance.fingerprint.reading import Missing
 from provenance.integrity.canonical import named, raw
 from provenance.recorder import Recorder
-from provenance.settings import cache_home
+from provenance.settings import remembered_digests
 
 DRAFT = ("class", "name_or_path", "revision", "config_digest", "dtype")
 
@@ -39,6 +39,7 @@ class Watched:
         self.manifests: dict[str, WeightsManifest] = {}  # by kind, once hashed
         self.facts: dict[str, Field] = {}  # what a call that outlasts the hashing says of its weights itself
         self.first_seq = 0
+        self.files: str | None = None  # of an engine: where its weights came from
 
 
 class Models:
@@ -103,6 +104,27 @@ class Models:
             root = Field("draft.weights_root", named(known.root), source="hashed")
         return {**facts, "draft.weights_root": {"$field": root.document()}}
 
+    def look_at_engine(self, recorder: Recorder, engine: Any, runtime: engines.Runtime) -> Watched:
+        """See whether an engine still runs with the same settings; if not, read them, and have its files hashed."""
+        known = self.watched(engine)
+        now = engines.snapshot(engine, runtime)
+        with self._lock:
+            same = known.fingerprint is not None and engines.unchanged(known.guard, now)
+            if same and known.recorder is recorder:
+                return known
+            if not same:
+                known.fingerprint = engines.fingerprint(engine, runtime)
+                place = engines.quiet(engine, runtime.checkpoint)
+                known.files = os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
+            self._loads += 1
+            known.load, known.guard, known.recorder = self._loads, now, recorder
+            known.first_seq, known.facts = recorder.journal.next_seq, {}
+            why = f"{runtime.name} holds its weights itself: only its files are hashed"
+            known.facts["weights.loaded_root"] = Field.unknown("weights.loaded_root", why)
+            if recorder.settings.weights != "off":
+                recorder.spawn(Job(recorder, known, []).run_files, "weights")
+            return known
+
     # -- hashing ----------------------------------------------------------------------------------
 
     def _hash(self, recorder: Recorder, known: Watched, model: Any) -> None:
@@ -136,6 +158,16 @@ class Job:
             self.recorder.failed("the weights of a model", error)
             self.bind("", f"{type(error).__name__} while hashed")
 
+    def run_files(self) -> None:
+        """Hash the files of an engine, where they lie on this machine."""
+        try:
+            folder = files.located(self.known.files or "", None, os.environ)
+            self._write(files.of_files(folder, self._stop, remembered_digests())[0])
+        except (Missing, OSError, weights.Stopped):
+            return  # a name of a hub, a folder that is gone, the end of the process: the calls say what is unknown
+        except Exception as error:
+            self.recorder.failed("the files of an engine", error)
+
     def _tensors(self) -> None:
         def alive(reference: Any) -> Any:
             tensor = reference()
@@ -163,8 +195,7 @@ class Job:
         try:
             folder = files.checkpoint(model, os.environ)
             del model
-            remembered = cache_home(os.environ) / "provenance" / "digests"
-            manifest, how = files.of_files(folder, self._stop, remembered)
+            manifest, how = files.of_files(folder, self._stop, remembered_digests())
         except (Missing, OSError) as why:
             if self.recorder.settings.weights == "files":
                 self.bind("", str(why))

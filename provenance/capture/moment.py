@@ -32,6 +32,11 @@ def leave() -> None:
         _flight -= 1
 
 
+def around() -> dict[str, Any]:
+    """Say which thread calls, and how many calls are in flight with this one."""
+    return {"batch.concurrent_threads": _flight + 1, "context.thread_id": threading.get_ident()}
+
+
 def before(model: Any, request: dict[str, Any], rng: dict[str, Any]) -> dict[str, Any]:
     """Read seed, random states and history before the model runs. ``rng`` takes the states of the tensor generators."""
     torch = sys.modules["torch"]
@@ -46,9 +51,8 @@ def before(model: Any, request: dict[str, Any], rng: dict[str, Any]) -> dict[str
         rng["rng.torch_xpu"] = torch.xpu.get_rng_state(device)
     facts: dict[str, Any] = {
         "seed.torch_initial": torch.initial_seed(),
-        "batch.concurrent_threads": _flight + 1,
         "batch.dynamic": False,
-        "context.thread_id": threading.get_ident(),
+        **around(),
     }
     if any(request.get(name) is not None for name in STRANGERS):
         facts |= _other_states()

@@ -1,19 +1,23 @@
 """Putting the observer on and taking it off: one model, or every `generate` of transformers in the process.
 
 Every patch is kept with the very object that it replaced, and `uninstrument` puts that object back. Doing it
-twice changes nothing.
+twice changes nothing. A library that is imported later is patched as it loads: a finder in front of all others lets the
+usual finders do their work and adds one step behind the execution of the modules that are waited for. Nothing is
+imported by us, and the module's loader stays the object that it was.
 """
 
 import functools
 import gc
+import importlib.abc
+import importlib.machinery
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from provenance import recorder as recorders
-from provenance.capture import auto
+from provenance.capture import runtimes, services
 from provenance.capture.models import MODELS
 from provenance.capture.observe import recorded, seam
 from provenance.errors import MissingExtra, UsageError
@@ -26,21 +30,29 @@ _wrapped: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def wrap(model: Any, tokenizer: Any = None) -> Any:
-    """Record every `generate` of one model, and return the same model.
+    """Record every call of one model, engine or client, and return the same object.
 
-    ``model`` is a transformers model or a pipeline; ``tokenizer`` turns ids into text in the record (without
+    ``model`` is a transformers model or pipeline; a ``vllm.LLM``, ``sglang.Engine``, ``tensorrt_llm.LLM`` or
+    ``llama_cpp.Llama``; an ``openai`` client, sync or async; or what an installed package knows to observe (entry
+    point ``provenance.runtimes``). ``tokenizer`` turns the ids of a transformers model into text in the record (without
     one, text is unknown). Wrapping again changes nothing but the tokenizer.
 
     Raises UsageError for something that cannot generate.
     """
+    if runtimes.wrap_engine(model) or services.wrap_client(model):
+        recorders.current()
+        return model
     inner = getattr(model, "model", None)
     if hasattr(model, "tokenizer") and hasattr(model, "preprocess") and inner is not None:
         wrap(inner, tokenizer or model.tokenizer)
         return model
     if not callable(getattr(type(model), "generate", None)):
+        found = runtimes.by_entry_point(model)
+        if found is not None:
+            return found
         raise UsageError(
-            f"a {type(model).__qualname__} has no generate; wrap() takes a transformers model or pipeline. "
-            "For any other function use @provenance.record."
+            f"a {type(model).__qualname__} has no generate; wrap() takes a transformers model or pipeline, an engine "
+            "or an openai client. For any other function use @provenance.record."
         )
     if "torch" not in sys.modules:
         raise MissingExtra("torch", "wrap()", "transformers")
@@ -80,7 +92,7 @@ def instrument() -> None:
     Where transformers is not loaded yet, it is patched as it loads. Again changes nothing.
     """
     recorders.current()
-    auto.watch(("transformers.generation.utils", "transformers.models.", "transformers.pipelines.base"), _loaded)
+    watch(("transformers.generation.utils", "transformers.models.", "transformers.pipelines.base"), _loaded)
     for name in list(sys.modules):
         if name.startswith("transformers."):
             _loaded(name)
@@ -89,6 +101,8 @@ def instrument() -> None:
 
 def uninstrument(model: Any = None) -> None:
     """Take the observer off one model, or off everything, and put back the very functions that stood there."""
+    runtimes.take_off(model)
+    services.take_off(model)
     for item in list(_wrapped) if model is None else [getattr(model, "model", model), model]:
         if item in _wrapped:
             replaced = getattr(vars(item).pop("generate", None), "provenance_replaced", None)
@@ -97,7 +111,7 @@ def uninstrument(model: Any = None) -> None:
             _wrapped.discard(item)
     if model is not None:
         return
-    auto.unwatch()
+    unwatch()
     for (owner, name), original in list(_patched.items()):
         if getattr(vars(owner).get(name), "provenance_original", None) is original:
             setattr(owner, name, original)
@@ -164,3 +178,68 @@ def _remember_tokenizers() -> None:
         # By its type: some objects run code, warn or raise when they are asked for their class.
         if issubclass(type(item), module.Pipeline) and getattr(item, "tokenizer", None) is not None:
             MODELS.know_tokenizer(item.model, item.tokenizer)
+
+
+# -- libraries that are imported later ----------------------------------------------------------------
+
+
+class Watcher(importlib.abc.MetaPathFinder):
+    """Calls back once a module whose name fits has been executed."""
+
+    def __init__(self, names: tuple[str, ...], loaded: Callable[[str], None]) -> None:
+        self.names = names
+        self.loaded = loaded
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find nothing ourselves: hand on what the others find, with our step behind it."""
+        if not any(fullname == name or (name.endswith(".") and fullname.startswith(name)) for name in self.names):
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    with recorders.Harmless("the import of a library"):
+                        self._follow(spec.loader)
+                return spec
+        return None
+
+    def _follow(self, loader: object) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or getattr(execute, "provenance_follows", False):
+            return
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            try:
+                self.loaded(module.__name__)
+            except Exception as error:
+                recorders.log.warning("provenance could not instrument %s: %s", module.__name__, error)
+
+        exec_module.provenance_follows = True  # type: ignore[attr-defined]
+        try:
+            loader.exec_module = exec_module  # type: ignore[attr-defined]
+        except AttributeError:  # a loader without a dictionary: its modules stay as they are
+            return
+
+
+_watcher: Watcher | None = None
+
+
+def watch(names: tuple[str, ...], loaded: Callable[[str], None]) -> None:
+    """Call ``loaded`` with the name of each module that fits, once it has been executed. Again changes nothing."""
+    global _watcher
+    if _watcher is None:
+        _watcher = Watcher(names, loaded)
+        sys.meta_path.insert(0, _watcher)
+
+
+def unwatch() -> None:
+    """Stop watching."""
+    global _watcher
+    if _watcher is not None and _watcher in sys.meta_path:
+        sys.meta_path.remove(_watcher)
+    _watcher = None

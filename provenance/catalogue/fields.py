@@ -13,6 +13,12 @@ from importlib import import_module
 from typing import NamedTuple
 
 VERSION = 1
+NAME = re.compile(r"[a-z][a-z_]*\.[A-Za-z0-9_.]{1,120}")
+# Declared, and yet for others to fill: what only the caller, or a collector of an installed package, can know.
+OPEN = ("engine.", "service.provider", "service.output_normalisation", "service.response_cache_hit",
+        "context.user_label", "input.retrieval_context_digest", "vllm.", "sglang.", "tensorrt_llm.", "llama_cpp.",
+        "batch.running_requests", "batch.chunked_prefill_boundaries")  # fmt: skip
+CLOSED = ("engine.name", "engine.environ_digest", "weights.", "context.", "collector.")
 TABLES = ("hardware", "flags", "environ", "model", "call", "vllm", "engines")
 EFFECTS = ("semantic", "numeric", "random", "none")
 
@@ -58,6 +64,22 @@ def spec(name: str) -> Spec:
         if pattern.fullmatch(name):
             return candidate
     return STRANGER._replace(name=name)
+
+
+def why_closed(name: str) -> str:
+    """Say why others than the recorder itself may not fill a field, or return an empty text.
+
+    >>> why_closed("engine.kv_split"), why_closed("mine.own"), why_closed("gpu.0.name")
+    ('', '', 'it is read by provenance itself')
+    >>> why_closed("Speed")
+    'a field is named group.name, in ASCII letters, digits and _, like engine.kv_split'
+    """
+    if not NAME.fullmatch(name):
+        return "a field is named group.name, in ASCII letters, digits and _, like engine.kv_split"
+    if name.startswith(OPEN) and name not in CLOSED and ".sampling." not in name:
+        return ""
+    closed = name.startswith(CLOSED) or spec(name).group != STRANGER.group
+    return "it is read by provenance itself" if closed else ""
 
 
 @lru_cache(maxsize=1)

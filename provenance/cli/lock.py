@@ -14,6 +14,7 @@ from provenance.determinism import lock as locks
 from provenance.errors import BadFile
 from provenance.facts import Field
 from provenance.fingerprint import checkpoint
+from provenance.settings import remembered_digests
 
 NAME = "provenance.lock"
 Where = Annotated[Path, typer.Option("--lock", help="The lock's file.")]
@@ -75,7 +76,7 @@ def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[
     if model is not None:
         if not model.exists():
             raise BadFile(f"there is no checkpoint at {model}.")
-        fields |= {item.name: item for item in checkpoint.fields(model)}
+        fields |= {item.name: item for item in checkpoint.fields(model, remembered_digests())}
         if not fields["weights.files_root"].known:
             raise BadFile(f"{model} cannot be locked: {fields['weights.files_root'].reason}.")
         about["model"] = str(fields["weights.path"].value)

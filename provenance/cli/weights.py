@@ -18,7 +18,7 @@ from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint.files import ENDINGS, TENSORS, Digest, Hasher, holding, joined, of_files
 from provenance.fingerprint.reading import Missing
 from provenance.integrity.canonical import PREFIX
-from provenance.settings import cache_home
+from provenance.settings import remembered_digests
 from provenance.store import queries
 
 Check = Annotated[
@@ -73,7 +73,7 @@ def hasher(check: bool, total: int) -> tuple[Hasher, Progress]:
 
 def remembered() -> Path:
     """Return where digests of files are remembered."""
-    return cache_home(os.environ) / "provenance" / "digests"
+    return remembered_digests()
 
 
 def checkpoint(path: Path, check: bool) -> WeightsManifest:
@@ -157,9 +157,7 @@ def _stored(root: str, runs: Runs, error: type[BadFile | CouldNotTell]) -> Weigh
 def _alike(mine: WeightsManifest, other: WeightsManifest, reference: str) -> WeightsManifest:
     """Hash whole files where the other side is known by whole files alone."""
     if other.kind == "files" and mine.kind == "checkpoint" and Path(reference).expanduser().exists():
-        return of_files(Path(reference).expanduser(), lambda: False, cache_home(os.environ) / "provenance" / "digests")[
-            0
-        ]
+        return of_files(Path(reference).expanduser(), lambda: False, remembered_digests())[0]
     return mine
 
 

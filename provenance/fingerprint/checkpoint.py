@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from provenance.facts import Field
-from provenance.fingerprint import weights
+from provenance.fingerprint import files
 from provenance.fingerprint.reading import Missing, read, short_path
 
 # What a model is besides its weights: configuration, decoding defaults, tokenizer, template, preprocessing, own code.
@@ -16,11 +16,11 @@ SMALL = (".json", ".jinja", ".model", ".txt", ".py", ".tiktoken")
 LIMIT = 256 << 20
 
 
-def fields(place: Path) -> list[Field]:
-    """Read a checkpoint's folder, or one file of weights."""
+def fields(place: Path, cache: Path | None = None) -> list[Field]:
+    """Read a checkpoint's folder, or one file of weights. ``cache`` remembers digests of files that did not change."""
     found = [
         Field("weights.path", short_path(str(place.absolute()), os.path.expanduser("~")), source="files"),
-        read("weights.files_root", lambda: weights.of_files(place, lambda: False).root, "files"),
+        read("weights.files_root", lambda: files.of_files(place, lambda: False, cache)[0].root, "files"),
     ]
     if place.is_dir():
         found += [read(f"files.{path.name}", lambda path=path: digest(path), "files") for path in small(place)]  # type: ignore[misc]
@@ -32,7 +32,7 @@ def small(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.iterdir()
-        if path.suffix in SMALL and not path.name.endswith(weights.ENDINGS) and path.is_file()
+        if path.suffix in SMALL and not path.name.endswith(files.ENDINGS) and path.is_file()
     )
 
 

@@ -1,17 +1,29 @@
 """The environment of a process and the switches in it, as fingerprints that are only made again when something moved.
 
 The expensive half (machine, driver) is read once. Packages and torch are read again when another framework has
-been loaded; variables when one has changed. Both are told by tuples that cost microseconds.
+been loaded; variables when one has changed. Both are told by tuples that cost microseconds. Installed packages may add
+fields through the entry point ``provenance.collectors``: each is asked once, on its own, within two seconds.
 """
 
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from provenance.facts import Field, Fingerprint
-from provenance.fingerprint import environ, flags, frameworks, hardware, loaded, platforms
-from provenance.fingerprint.reading import read, short_path
+import orjson
+
+from provenance.catalogue.fields import why_closed
+from provenance.facts import Field, Fingerprint, State
+from provenance.fingerprint import engines, environ, flags, frameworks, hardware, loaded, platforms
+from provenance.fingerprint.reading import REASON_CHARS, read, short_path, within
+from provenance.integrity.canonical import plain, restore
+from provenance.integrity.secrets import tells
+
+COLLECTORS = "provenance.collectors"
+SECONDS, MOST, BYTES = 2.0, 256, 16384
 
 
 class Environment:
@@ -21,6 +33,7 @@ class Environment:
         self._lock = threading.Lock()
         # A forked child is on its parent's machine; to ask the driver again there may hang.
         self._machine: list[Field] | None = parent._machine if parent is not None else None
+        self._collected: list[Field] | None = parent._collected if parent is not None else None
         self._packages: list[Field] = []
         self._libraries: list[Field] = []
         self._mapped: list[str] = []
@@ -32,7 +45,7 @@ class Environment:
 
     def environment(self) -> Fingerprint:
         """Return what is fixed for the process: machine, driver, packages, variables."""
-        guard = (frameworks.loaded(), environ.snapshot())
+        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device())
         current = self._environment
         if current is not None and guard == self._guard:
             return current
@@ -42,7 +55,11 @@ class Environment:
             if not self._packages or guard[0] != (self._guard or (None,))[0]:
                 self._packages = frameworks.fields() + platforms.xpu()
                 self._look_at_libraries()
-            parts = (self._machine, self._packages, self._libraries, environ.fields())
+            if self._collected is None:
+                self._collected = collected()
+            # The collected come first: of two fields with one name the later stands.
+            parts = (self._collected, self._machine, self._packages, self._libraries, engines.process(),
+                     environ.fields())  # fmt: skip
             current = Fingerprint.of("environment", [item for part in parts for item in part])
             self._environment, self._guard = current, guard
             return current
@@ -87,3 +104,79 @@ def program_path() -> str:
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or ""
     return str(Path(path).absolute()) if path else ""
+
+
+# -- collectors of other packages --------------------------------------------------------------------
+
+
+def entry_points(group: str) -> list[Any]:
+    """List the entry points of a group, by name: the first on the path wins, as for an import."""
+    from importlib import metadata
+
+    found = {item.name: item for item in reversed(list(metadata.entry_points(group=group)))}
+    return [found[name] for name in sorted(found)]
+
+
+def collected() -> list[Field]:
+    """Ask every installed collector, all at once. One that fails or hangs is a field that says so."""
+    try:
+        points = entry_points(COLLECTORS)
+    except Exception as error:  # metadata that nobody can read
+        return [Field.unknown("collector.all", f"{type(error).__name__}: {error}"[:REASON_CHARS])]
+    results: dict[str, list[Field]] = {}
+
+    def ask(point: Any) -> None:
+        key = f"collector.{point.name}"
+        results[key] = within(SECONDS, f"the collector {point.name}", lambda: _fields(key, _answer(point)), [key])
+
+    threads = [threading.Thread(target=ask, args=(point,), daemon=True) for point in points]
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + SECONDS + 0.5
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+    return [item for key in sorted(results) for item in results[key]]
+
+
+def _answer(point: Any) -> object:
+    try:
+        return point.load()()
+    except (SystemExit, KeyboardInterrupt) as error:  # would end its thread without a word
+        raise RuntimeError(f"it raised {type(error).__name__}") from None
+
+
+def _fields(key: str, answer: object) -> list[Field]:
+    """Turn what a collector returned into plain fields. Names of ours, and more than is sensible, are refused."""
+    given: Iterable[Any]
+    if isinstance(answer, Mapping):
+        given = [Field(str(name), value) for name, value in answer.items()]
+    elif isinstance(answer, (list, tuple)) and all(isinstance(item, Field) for item in answer):
+        given = answer
+    else:
+        raise TypeError(f"it returned a {type(answer).__qualname__}, not a mapping or a list of Field")
+    found: list[Field] = []
+    refused: list[str] = []
+    for item in given:
+        why = why_closed(item.name) or ("" if len(found) < MOST else f"it is beyond {MOST} fields")
+        if why:
+            refused.append(f"{item.name[:60]}: {why}")
+        else:
+            found.append(plain_field(item, key))
+    if refused:
+        found.append(Field.unknown(key, f"not taken: {'; '.join(refused)}"[:REASON_CHARS]))
+    return found
+
+
+def plain_field(item: Field, source: str) -> Field:
+    """Return a field of a stranger's with a plain value, or the reason why its value is not kept."""
+    if item.state is not State.VALUE:
+        return Field(item.name, None, item.state, str(item.reason)[:REASON_CHARS], source)
+    if item.value is None:
+        return Field.unset(item.name, source)
+    form = plain(item.value)
+    data = orjson.dumps(form, option=orjson.OPT_NON_STR_KEYS)
+    if len(data) > BYTES:
+        return Field.unknown(item.name, f"its value takes {len(data)} bytes, more than {BYTES}")
+    if tells(data.decode()):
+        return Field(item.name, None, State.REDACTED, "the value looks like a credential", source)
+    return Field(item.name, restore(form), State.VALUE, "", source)

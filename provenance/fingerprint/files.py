@@ -355,10 +355,16 @@ def checkpoint(model: Any, environ: Mapping[str, str]) -> Path:
 
     Raises Missing where it is not on this machine.
     """
-    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    config = getattr(model, "config", None)
+    return located(str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None), environ)
+
+
+def located(name: str, commit: str | None, environ: Mapping[str, str]) -> Path:
+    """Find the folder or file that a name stands for: a path, or a commit in the hub's cache.
+
+    Raises Missing where it is not on this machine.
+    """
     if not name:
         raise Missing("the model was not loaded from files")
     here = Path(name).expanduser()
-    if here.exists():
-        return here
-    return snapshot(name, getattr(model.config, "_commit_hash", None), environ)
+    return here if here.exists() else snapshot(name, commit, environ)

@@ -20,7 +20,8 @@ from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_a
 
 # What is loaded decides which fields have values; a change here makes a new environment fingerprint.
 WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
-           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum", "onnxruntime")  # fmt: skip
+           "accelerate", "flash_attn", "triton", "xformers", "openai", "kernels", "optimum", "onnxruntime",
+           "tensorrt_llm", "mlx.core")  # fmt: skip
 
 
 def loaded() -> tuple[bool, ...]:
@@ -107,12 +108,6 @@ def _cuda_build() -> Any:
     return torch
 
 
-def _metal() -> Any:
-    if not _torch().backends.mps.is_available():
-        raise Moot("no Metal device")
-    return _torch().backends.mps
-
-
 def _providers() -> list[str]:
     if "onnxruntime" not in sys.modules:
         raise Moot("onnxruntime is not loaded")
@@ -154,8 +149,6 @@ TORCH: dict[str, Reader] = {
     "xpu.runtime_version": lambda: getattr(_torch().version, "xpu", None) or _moot("torch is built without XPU"),
     "cublaslt.version": _cublas,  # one package holds both
     "cusparselt.version": lambda: _cuda_build().backends.cusparselt.version(),
-    "mps.device_name": lambda: _metal().get_name(),
-    "mps.core_count": lambda: _metal().get_core_count(),
     "miopen.version": lambda: _torch().backends.cudnn.version() if _torch().version.hip else _moot("no ROCm"),
     "mkl.num_threads": lambda: int(_parallel(r"mkl_get_max_threads\(\) : (\d+)")),
     "torch.parallel_backend": lambda: _parallel(r"ATen parallel backend: (.+)"),

@@ -91,13 +91,6 @@ def _libc() -> str:
         return " ".join(platform.libc_ver()).strip() or sys.platform
 
 
-def _macos() -> str:
-    version = platform.mac_ver()[0]
-    if not version:
-        raise Moot("not macOS")
-    return version
-
-
 READERS: dict[str, Reader] = {
     "cpu.model": lambda: _cpu("model name", platform.processor()),
     "cpu.vendor": lambda: _cpu("vendor_id", platform.machine()),
@@ -114,7 +107,6 @@ READERS: dict[str, Reader] = {
     "os.kernel": platform.release,
     "os.platform": lambda: sys.platform,
     "os.libc": _libc,
-    "os.macos_version": _macos,
     "python.version": platform.python_version,
     "python.implementation": platform.python_implementation,
     "python.hash_randomization": lambda: bool(sys.flags.hash_randomization),

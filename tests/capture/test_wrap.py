@@ -294,25 +294,26 @@ def test_instrument_first_and_import_later(python: Command, db: Path) -> None:
 
 # Called by the program itself and not inside a call of it, or carrying the user's own code step by step.
 DOORS = {
-    "call.run", "call.Labels.run_id", "face.init", "face.flush", "face.environment", "functions.record",
+    "call.run", "call.Labels.run_id", "call.Labels.set_field", "call._is_plain", "face.init", "face.flush", "face.environment", "functions.record",
     "functions.record_as", "functions._plain", "functions._coroutine", "functions._generator",
     "functions._async_generator", "functions._awaited", "functions.Steps.__init__", "functions.Steps.__iter__",
     "functions.Steps.__next__", "functions.Steps._step", "functions.Steps.close", "functions.Steps.send",
     "functions.Steps.throw", "observe.recorded", "observe.seam", "wrap._pipeline_init",
     "wrap.wrap", "wrap._plain", "wrap.instrument", "wrap.uninstrument", "wrap._patch", "wrap._install_seam",
-    "wrap._generators", "wrap._remember_tokenizers", "auto.watch", "auto.unwatch", "auto.Watcher.__init__",
-    "auto.Watcher.find_spec", "recorder.configure", "recorder.refused", "recorder.shutdown",
+    "wrap._generators", "wrap._remember_tokenizers", "wrap.watch", "wrap.unwatch", "wrap.Watcher.__init__",
+    "wrap.Watcher.find_spec", "recorder.configure", "recorder.refused", "recorder.shutdown",
     "recorder.Harmless.__init__", "recorder.Harmless.__enter__", "recorder.Harmless.__exit__",
     "recorder.Recorder.flush", "recorder.Recorder.close",
 }  # fmt: skip
 # Not passed by a call: they run in a thread of ours, in a forked child, at an import or never.
 BACKGROUND = {
-    "auto.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__init__", "call.Labels.__repr__",
+    "wrap.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__init__", "call.Labels.__repr__",
+    "call.Call._is_theirs", "models.Job.run_files", "models.Models.look_at_engine",
     "models.Models.__init__", "models.Models.unlock", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",
     "recorder._after_fork", "recorder.launch_writer", "wrap._loaded",
 }  # fmt: skip
-ROOMS = ("call", "evidence", "face", "functions", "generation", "models", "observe", "transformers", "wrap", "auto")
+ROOMS = ("call", "evidence", "face", "functions", "generation", "models", "observe", "transformers", "wrap")
 
 
 def _failpoints() -> Iterator[tuple[str, Any, str]]:
