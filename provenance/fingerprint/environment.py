@@ -17,7 +17,7 @@ import orjson
 
 from provenance.catalogue.fields import why_closed
 from provenance.facts import Field, Fingerprint, State
-from provenance.fingerprint import engines, environ, flags, frameworks, hardware, loaded, platforms
+from provenance.fingerprint import engines, environ, flags, frameworks, gpu, hardware, loaded, platforms
 from provenance.fingerprint.reading import REASON_CHARS, read, short_path, within
 from provenance.integrity.canonical import plain, restore
 from provenance.integrity.secrets import tells
@@ -51,7 +51,7 @@ class Environment:
             return current
         with self._lock:
             if self._machine is None:
-                self._machine = hardware.fields() + platforms.fields() + program()
+                self._machine = hardware.fields() + gpu.fields() + platforms.fields() + program()
             if not self._packages or guard[0] != (self._guard or (None,))[0]:
                 self._packages = frameworks.fields() + platforms.xpu()
                 self._look_at_libraries()

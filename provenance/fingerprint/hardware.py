@@ -1,7 +1,4 @@
-"""The machine: processor and system from files and calls, NVIDIA devices through NVML. No subprocess, no CUDA context.
-
-A machine without NVML gives one reason and no traceback; a driver that hangs is left behind after two seconds.
-"""
+"""The machine: processor and system, from files and calls. No subprocess."""
 
 import hashlib
 import os
@@ -9,13 +6,9 @@ import platform
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from provenance.facts import Field
-from provenance.fingerprint.reading import Missing, Moot, Reader, read, read_all, within
-
-NVML_SECONDS = 2.0
-NVML_NAMES = ("gpu.count", "gpu.driver_version", "gpu.cuda_driver_api_version", "gpu.nvml_version")
+from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
 
 
 @lru_cache(maxsize=1)
@@ -116,57 +109,4 @@ READERS: dict[str, Reader] = {
 
 def fields() -> list[Field]:
     """Read the machine."""
-    return read_all(READERS, "system") + within(NVML_SECONDS, "NVML", nvidia, NVML_NAMES)
-
-
-def nvidia() -> list[Field]:
-    """Read driver and devices. Raises nothing that `within` does not turn into a reason."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [Field.unknown(name, f"NVML: {error}") for name in NVML_NAMES]
-    try:
-        found = read_all(
-            {
-                "gpu.count": pynvml.nvmlDeviceGetCount,
-                "gpu.driver_version": lambda: _text(pynvml.nvmlSystemGetDriverVersion()),
-                "gpu.cuda_driver_api_version": lambda: _cuda(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
-                "gpu.nvml_version": lambda: _text(pynvml.nvmlSystemGetNVMLVersion()),
-            },
-            "nvml",
-        )
-        count = found[0].value
-        for index in range(count if isinstance(count, int) else 0):
-            found += _device(pynvml, index)
-        return found
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _device(nvml: Any, index: int) -> list[Field]:
-    prefix = f"gpu.{index}"
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:
-        return [Field.unknown(f"{prefix}.name", f"NVML: {error}")]
-    readers: dict[str, Reader] = {
-        "name": lambda: _text(nvml.nvmlDeviceGetName(handle)),
-        "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        "memory_total": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        "vbios": lambda: _text(nvml.nvmlDeviceGetVbiosVersion(handle)),
-        "mig_mode": lambda: list(nvml.nvmlDeviceGetMigMode(handle)),
-        "ecc_mode": lambda: list(nvml.nvmlDeviceGetEccMode(handle)),
-        "persistence_mode": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
-        "compute_mode": lambda: nvml.nvmlDeviceGetComputeMode(handle),
-    }
-    return [read(f"{prefix}.{name}", reader, "nvml") for name, reader in readers.items()]
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _cuda(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+    return read_all(READERS, "system")

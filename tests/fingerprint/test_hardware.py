@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from provenance.facts import Field, State
-from provenance.fingerprint import hardware
+from provenance.fingerprint import gpu, hardware
 
 
 class FakeNvml:
@@ -55,7 +55,7 @@ def nvml() -> FakeNvml:
 
 
 def _fields() -> dict[str, Field]:
-    return {item.name: item for item in hardware.fields()}
+    return {item.name: item for item in hardware.fields() + gpu.fields()}
 
 
 def _error(code: int) -> Any:
@@ -69,7 +69,7 @@ def test_driver_and_devices_are_read(nvml: FakeNvml, monkeypatch: pytest.MonkeyP
         "gpu.count": 2, "gpu.driver_version": "575.57.08", "gpu.cuda_driver_api_version": "12.9",
         "gpu.nvml_version": "12.575.57.08", "gpu.0.name": "NVIDIA Test 0", "gpu.1.name": "NVIDIA Test 1",
         "gpu.0.compute_capability": "9.0", "gpu.1.memory_total": 150_000_000_000, "gpu.0.vbios": "96.00.A5",
-        "gpu.0.mig_mode": [0, 0], "gpu.0.ecc_mode": [1, 1], "gpu.0.persistence_mode": 1, "gpu.0.compute_mode": 0,
+        "gpu.0.mig_mode": 0, "gpu.0.ecc_mode": 1, "gpu.0.persistence_mode": 1, "gpu.0.compute_mode": 0,
     }  # fmt: skip
     assert {name: found[name].value for name in expected} == expected
     assert {found[name].source for name in expected} == {"nvml"}
@@ -80,7 +80,7 @@ def test_without_a_driver_there_is_one_reason_and_no_traceback(nvml: FakeNvml, m
     nvml.answers["nvmlInit"] = _error(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     nvml.install(monkeypatch)
     found = _fields()
-    for name in hardware.NVML_NAMES:
+    for name in gpu.NAMES:
         assert found[name].state is State.UNKNOWN
         assert found[name].reason == "NVML: Driver Not Loaded"
     assert [name for name in found if name.startswith("gpu.0")] == []
@@ -92,9 +92,7 @@ def test_a_library_that_is_not_there_is_a_reason_too(nvml: FakeNvml, monkeypatch
     nvml.answers["nvmlInit"] = OSError("libnvidia-ml.so.1: cannot open shared object file")
     nvml.install(monkeypatch)
     found = _fields()
-    assert {found[name].reason for name in hardware.NVML_NAMES} == {
-        "OSError: libnvidia-ml.so.1: cannot open shared object file"
-    }
+    assert {found[name].reason for name in gpu.NAMES} == {"OSError: libnvidia-ml.so.1: cannot open shared object file"}
 
 
 DEVICE = {
@@ -122,10 +120,14 @@ def test_what_a_driver_does_not_answer_costs_one_field_a_device(
         monkeypatch.delattr(pynvml, function)
     found = _fields()
     assert found.keys() == whole.keys()
-    silent = {name for name, item in found.items() if not item.known and whole[name].known}
+    silent = {name for name, item in found.items() if item.state is not whole[name].state}
     name = DEVICE[function]
-    assert silent == ({name, name.replace("gpu.0", "gpu.1")} if ".0." in name else {name})
-    assert found[name].reason.startswith("NVMLError" if how == "not supported" else "absent in this version: ")
+    expected = {name, name.replace("gpu.0", "gpu.1")} if ".0." in name else {name}
+    assert silent - {"gpu.0.mig_profile", "gpu.1.mig_profile"} == expected  # slices are asked of a divided device alone
+    if how == "not supported":
+        assert found[name].reason.startswith("the device or its driver" if ".0." in name else "NVMLError")
+    else:
+        assert found[name].reason.startswith("absent in this version: ")
 
 
 def test_a_device_that_fell_off_the_bus_leaves_the_others(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +150,7 @@ def test_a_driver_that_hangs_is_left_behind_after_the_deadline(
     release = threading.Event()
     nvml.answers[function] = lambda *arguments: release.wait(60)
     nvml.install(monkeypatch)
-    monkeypatch.setattr(hardware, "NVML_SECONDS", 0.1)
+    monkeypatch.setattr(gpu, "SECONDS", 0.1)
     try:
         found = _fields()
     finally:
@@ -156,12 +158,12 @@ def test_a_driver_that_hangs_is_left_behind_after_the_deadline(
     for thread in threading.enumerate():
         if thread.name == "provenance-NVML":
             thread.join(30)
-    assert {found[name].reason for name in hardware.NVML_NAMES} == {"NVML did not answer within 0.1 s"}
+    assert {found[name].reason for name in gpu.NAMES} == {"NVML did not answer within 0.1 s"}
     assert found["cpu.arch"].known
 
 
 def test_the_deadline_is_two_seconds() -> None:
-    assert hardware.NVML_SECONDS == 2.0
+    assert gpu.SECONDS == 2.0
 
 
 # -- processor and system ---------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def test_each_reader_of_the_machine_fails_alone(broken: str, monkeypatch: pytest
     def refuse() -> object:
         raise PermissionError("not for you")
 
-    monkeypatch.setattr(hardware, "nvidia", list)
+    monkeypatch.setattr(gpu, "nvidia", list)
     whole = _fields()
     monkeypatch.setitem(hardware.READERS, broken, refuse)
     found = _fields()
