@@ -127,7 +127,7 @@ def _accused(number: int, item: dict[str, Any]) -> list[tuple[str, str]]:
         values = f"{render.clip(change['a'], 30)} against {render.clip(change['b'], 30)}"
         out.append(("dim", f"   {values}: {change['diverged']} of {change['pairs']} diverged"))
     if not item["inputs_held"]:
-        out.append(("dim", "   each input was run too few times to ask within one input"))
+        out.append(("dim", "   inputs were run too few times to rule out that it differs on those that diverge easily"))
     for other in item["confounded"][:CONFOUNDED]:
         out.append(("plain", f"   confounded: {_names(other)}, {other['because']}"))
     if len(item["confounded"]) > CONFOUNDED:

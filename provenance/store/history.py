@@ -22,6 +22,7 @@ from provenance.store.rows import clean
 
 MOST = 10_000  # of one input, at least this many runs are kept, and at most twice as many
 CHUNK = 2000
+LEAST = 6  # digits of a key
 KNOWN_STATE = re.compile(r'"rng\.[a-z_0-9]+_sha256":"')
 UNKNOWN_STATE = re.compile(r'"rng\.[a-z_0-9]+_sha256":\{"\$field":\{"state":"(unknown|redacted)"')
 MODEL_NAMES = ("model.name_or_path", "model.class")
@@ -88,9 +89,9 @@ def inputs_of(engine: Engine, run_id: str) -> list[bytes]:
 def input_key(engine: Engine, text: str) -> bytes:
     """Find the input whose key begins so, in hexadecimal, as ``show --json`` prints it. Raises BadSetting."""
     digits = text.lower()
-    if not 6 <= len(digits) <= 64 or set(digits) - set("0123456789abcdef"):
+    if not LEAST <= len(digits) <= 64 or set(digits) - set("0123456789abcdef"):
         raise BadSetting(
-            f"an input's key is 6 to 64 hexadecimal digits, and {text!r} is not. `provenance show --json` prints it as "
+            f"an input's key is {LEAST} to 64 hexadecimal digits, and {text!r} is not. `provenance show --json` prints it as "
             "input_key."
         )
     column = tables.sequences.c.input_key
