@@ -41,10 +41,9 @@ def blame(
         raise BadSetting("a run and --input both say which inputs to take; give one of them.")
     engine = store(db)
     inputs = _inputs(engine, db, reference, key)
-    chosen = history.Chosen(inputs or (), model or (), start, limit)
-    answer = explained.blame(
-        ([Observation(*seen) for seen in group] for group in history.groups(engine, chosen)), rate
-    ) if inputs != [] else explained.blame((), rate)  # fmt: skip
+    chosen = history.Chosen(inputs, model or (), start, limit)
+    seen = history.groups(engine, chosen)
+    answer = explained.blame(([Observation(*run) for run in group] for group in seen), rate)
     if json:
         render.emit(answer)
     else:
@@ -90,11 +89,11 @@ def moment(text: str, now: int) -> int:
 def lines(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the answer as styled lines."""
     pairs = answer["pairs"]
-    out = [
-        ("head", answer["because"][:1].upper() + answer["because"][1:] + "."),
-        ("dim", f"runs {answer['runs']}, inputs {answer['inputs']}, pairs {pairs['pairs']}, diverged {pairs['diverged']}; "
-                f"fields that differ somewhere: {answer['tested']['fields']}."),
-    ]  # fmt: skip
+    numbers = (
+        f"runs {answer['runs']}, inputs {answer['inputs']}, pairs {pairs['pairs']}, diverged {pairs['diverged']}; "
+        f"fields that differ somewhere: {answer['tested']['fields']}."
+    )
+    out = [("head", answer["because"][:1].upper() + answer["because"][1:] + "."), ("dim", numbers)]
     for number, item in enumerate(answer["accused"], 1):
         out += [("plain", ""), *_accused(number, item)]
     for item in answer["inputs_only"][:CONFOUNDED]:
@@ -114,13 +113,16 @@ def lines(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _accused(number: int, item: dict[str, Any]) -> list[tuple[str, str]]:
     more = item["difference"]
+    size = (
+        f"   {_points(more['value'])} percentage points more ({_points(more['low'])} to {_points(more['high'])}), "
+        f"p {_power(item['log10_p'])}"
+    )
     out = [
         ("cause", f"{number}. {item['field']}  ({item['effect']})"),
         ("plain", f"   differs: {_share(item['differed'])} diverged"),
         ("plain", f"   equal:   {_share(item['equal'])} diverged"),
-        ("plain", f"   {_points(more['value'])} percentage points more ({_points(more['low'])} to "
-                  f"{_points(more['high'])}), p {_power(item['log10_p'])}"),
-    ]  # fmt: skip
+        ("plain", size),
+    ]
     if item["with"]:
         out.append(("plain", f"   always moves with {', '.join(item['with'])}: they cannot be told apart"))
     for change in item["changes"]:

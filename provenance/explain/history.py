@@ -17,6 +17,7 @@ import random
 import zlib
 from array import array
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from provenance.catalogue.fields import spec
@@ -24,6 +25,7 @@ from provenance.catalogue.fields import spec
 Z = 1.959963984540054  # 95 %, two-sided
 CHANGES = 64  # a field with more kinds of change than this is a number of its own at each call: none is shown
 Document = Mapping[str, object]
+NOTHING: Document = MappingProxyType({})
 
 
 class Observation(NamedTuple):
@@ -37,7 +39,7 @@ class Observation(NamedTuple):
     output: Hashable
     at: tuple[int, ...]
     shared: tuple[Document, ...] = ()
-    own: Document = {}
+    own: Document = NOTHING
 
 
 # -- exact statistics ---------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Engine, Row, Select, func, select
+from sqlalchemy import Connection, Engine, Row, Select, func, or_, select
 
 from provenance.catalogue.fields import spec
 from provenance.errors import BadSetting
-from provenance.facts import Field, Fingerprint, State
+from provenance.facts import Field, Fingerprint, Run, State
 from provenance.store import queries, tables
 from provenance.store.rows import clean
 
@@ -40,9 +40,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which runs. Empty means all; ``without`` names runs that are left out, as when they are what is explained."""
+    """Which runs. ``without`` names runs that are left out, as when they are what is explained."""
 
-    inputs: Sequence[bytes] = ()
+    inputs: Sequence[bytes] | None = None  # None is every input
     models: Sequence[str] = ()
     since: int = 0  # nanoseconds since 1970
     limit: int = 0  # the newest sequences
@@ -86,13 +86,23 @@ def inputs_of(engine: Engine, run_id: str) -> list[bytes]:
         return [bytes(key) for (key,) in connection.execute(query)]
 
 
+def around(a: Run, b: Run) -> Chosen:
+    """Return the history that bears on two runs: their inputs and their models, and not the two themselves."""
+    inputs = {bytes.fromhex(item.input_key) for run in (a, b) for item in run.sequences if item.input_key}
+    names = {
+        str(run.fields[name].value)
+        for run in (a, b) for name in MODEL_NAMES if name in run.fields and run.fields[name].state is State.VALUE
+    }  # fmt: skip
+    return Chosen(sorted(inputs), sorted(names), without=(a.run_id, b.run_id))
+
+
 def input_key(engine: Engine, text: str) -> bytes:
     """Find the input whose key begins so, in hexadecimal, as ``show --json`` prints it. Raises BadSetting."""
     digits = text.lower()
     if not LEAST <= len(digits) <= 64 or set(digits) - set("0123456789abcdef"):
         raise BadSetting(
-            f"an input's key is {LEAST} to 64 hexadecimal digits, and {text!r} is not. `provenance show --json` prints it as "
-            "input_key."
+            f"an input's key is {LEAST} to 64 hexadecimal digits, and {text!r} is not. `provenance show --json` "
+            "prints it as input_key."
         )
     column = tables.sequences.c.input_key
     low, high = bytes.fromhex(digits.ljust(64, "0")), bytes.fromhex(digits.ljust(64, "f"))
@@ -129,13 +139,17 @@ def _query(connection: Connection, chosen: Chosen) -> Select[Any]:
             rows.c.prompt_index,
         )
     )  # fmt: skip
-    if chosen.inputs:
+    if chosen.inputs is not None:
         query = query.where(rows.c.input_key.in_(chosen.inputs))
     else:
         query = query.where(rows.c.input_key.in_(again))
     if chosen.models:
         fields, names = tables.fingerprint_fields, [clean(name) for name in chosen.models]
-        called = select(fields.c.fingerprint).where(fields.c.name.in_(MODEL_NAMES), fields.c.value.in_(names))
+        # A name is whole, or what follows the last slash of a repository's or a folder's.
+        ends = (fields.c.value.endswith(f"/{name}", autoescape=True) for name in names)
+        called = select(fields.c.fingerprint).where(
+            fields.c.name.in_(MODEL_NAMES), or_(fields.c.value.in_(names), *ends)
+        )
         query = query.where(runs.c.model.in_(called))
     if chosen.without:
         query = query.where(runs.c.run_id.not_in(chosen.without))
@@ -148,7 +162,7 @@ def _since(connection: Connection, chosen: Chosen) -> int:
         return chosen.since
     column = tables.sequences.c.started_at
     query = select(column).where(column >= chosen.since)
-    if chosen.inputs:
+    if chosen.inputs is not None:
         query = query.where(tables.sequences.c.input_key.in_(chosen.inputs))
     oldest = connection.execute(query.order_by(column.desc()).offset(chosen.limit - 1).limit(1)).scalar()
     return chosen.since if oldest is None else int(oldest)

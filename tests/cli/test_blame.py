@@ -50,7 +50,11 @@ def test_it_finds_the_variable_and_names_what_moved_with_it(recorded: Path, comm
 
     said = command("blame").stdout
     assert said.startswith("1 field goes with divergence, at a false-discovery rate of 0.0001.\n")
-    for part in ("1. env.OMP_NUM_THREADS  (", "   confounded: env.MKL_NUM_THREADS, ", "Noise floor: a configuration disagrees"):
+    for part in (
+        "1. env.OMP_NUM_THREADS  (",
+        "   confounded: env.MKL_NUM_THREADS, ",
+        "Noise floor: a configuration disagrees",
+    ):
         assert part in said
     assert "NVIDIA_TF32" not in said
 
@@ -93,7 +97,10 @@ def test_a_real_models_settings_are_found(db: Path, command: Command) -> None:
     provenance.init(db=db, writer="off")
     model, tokenizer = models.tiny()
     provenance.wrap(model, tokenizer)
-    prompts = [tokenizer(text, return_tensors="pt") for text in ("Once upon a time", "The cat sat", "She said", "In the garden")]
+    prompts = [
+        tokenizer(text, return_tensors="pt")
+        for text in ("Once upon a time", "The cat sat", "She said", "In the garden")
+    ]
     draw = random.Random(5)
     for _ in range(16):
         length = draw.choice([3, 6])
@@ -123,7 +130,9 @@ def two(at: int, output: int, **own: Any) -> list[Observation]:
 
 def test_long_lists_are_cut_and_lockstep_is_said() -> None:
     names = {f"f{k:02}": 1 for k in range(10)}
-    alike = [two(10 * n, 1, x=1, y=1, **names) for n in range(40)] + [two(1000 + 10 * n, 0, x=0, y=0, **dict.fromkeys(names, 0)) for n in range(60)]
+    alike = [two(10 * n, 1, x=1, y=1, **names) for n in range(40)] + [
+        two(1000 + 10 * n, 0, x=0, y=0, **dict.fromkeys(names, 0)) for n in range(60)
+    ]
     alone = [two(5000 + 10 * n, 1, x=1, y=1, **dict.fromkeys(names, 0)) for n in range(20)]
     odd = [two(8000 + 100 * k, 0, x=0, y=0, **{name: int(name == f"f{k:02}") for name in names}) for k in range(10)]
     text = said(alike + alone + odd)
@@ -137,13 +146,18 @@ def test_long_lists_are_cut_and_lockstep_is_said() -> None:
 
 def test_what_differs_in_every_pair_is_named() -> None:
     groups = [two(10 * n, n % 2, **{f"f{k}": 1 for k in range(8)}) for n in range(40)]
-    assert "Differs in every pair, so that nothing can be said of it: f0, f1, f2, f3, f4, f5 and others." in said(groups)
+    assert "Differs in every pair, so that nothing can be said of it: f0, f1, f2, f3, f4, f5 and others." in said(
+        groups
+    )
 
 
 def test_what_follows_the_input_is_named() -> None:
     draw = random.Random(3)
     groups = [
-        [Observation((g % 2) * draw.randrange(2), (100 * g + k,), (), {"x": (g % 2) * draw.randrange(3)}) for k in range(20)]
+        [
+            Observation((g % 2) * draw.randrange(2), (100 * g + k,), (), {"x": (g % 2) * draw.randrange(3)})
+            for k in range(20)
+        ]
         for g in range(60)
     ]
     assert "not accused: x differs more often on inputs that diverge easily" in said(groups)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provenance.explain import history
-from provenance.explain.history import Counts, Observation, Table, adjusted, evidence, log_p, newcombe, wilson
+from provenance.explain.history import Counts, Document, Observation, Table, adjusted, evidence, log_p, newcombe, wilson
 
 SCIPY_FISHER = [
     ((3, 1, 1, 3), 0.24285714285714283), ((12, 0, 0, 12), 3.698011505253395e-07),
@@ -92,7 +92,9 @@ def seen(n: int, output: int = 0, **own: object) -> Observation:
 
 
 @given(st.integers(0, 30), st.integers(0, 1000), st.randoms(use_true_random=False))
-def test_each_run_stands_in_one_pair_at_most_and_order_does_not_matter(n: int, at: int, shuffler: random.Random) -> None:
+def test_each_run_stands_in_one_pair_at_most_and_order_does_not_matter(
+    n: int, at: int, shuffler: random.Random
+) -> None:
     runs = [seen(at + k) for k in range(n)]
     pairs = list(history.matched(runs))
     assert len(pairs) == n // 2
@@ -131,7 +133,8 @@ def test_pairs_are_counted_by_difference_and_divergence() -> None:
 
 def test_shared_documents_are_compared_place_by_place_and_unknown_says_nothing() -> None:
     one, other, blind = {"x": 1, "y": 1}, {"x": 2, "y": 1}, {"y": ("unset",)}
-    def run(n: int, document: dict[str, object], output: int = 0) -> Observation:  # fmt: skip
+
+    def run(n: int, document: Document, output: int = 0) -> Observation:  # fmt: skip
         return Observation(output, (n,), (document, {}), {})
 
     groups = [
@@ -150,13 +153,20 @@ def test_shared_documents_are_compared_place_by_place_and_unknown_says_nothing()
 def test_many_pairs_of_the_same_documents_are_one_mask() -> None:
     a, b = {"x": 1, "context.pid": 1}, {"x": 2, "context.pid": 2}
     groups = [[Observation(0, (2 * n,), (a,), {}), Observation(n % 2, (2 * n + 1,), (b,), {})] for n in range(200)]
-    groups += [[Observation(0, (1000 + 2 * n,), ({"x": n},), {}), Observation(0, (1001 + 2 * n,), (a,), {})] for n in range(3)]
+    groups += [
+        [Observation(0, (1000 + 2 * n,), ({"x": n},), {}), Observation(0, (1001 + 2 * n,), (a,), {})] for n in range(3)
+    ]
     assert count(groups, "x") == Counts(100, 102, 0, 1)
 
 
 def test_what_cannot_act_and_what_never_differs_is_no_field() -> None:
     table = Table()
-    table.add([Observation(0, (0,), ({"context.pid": 1, "z": 1},), {}), Observation(0, (1,), ({"context.pid": 2, "z": 1},), {})])
+    table.add(
+        [
+            Observation(0, (0,), ({"context.pid": 1, "z": 1},), {}),
+            Observation(0, (1,), ({"context.pid": 2, "z": 1},), {}),
+        ]
+    )
     assert table.fields() == {}
 
 

@@ -1,5 +1,7 @@
 """The history of equal inputs as the store tells it: only what is comparable, each field once, in bounded memory."""
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,12 @@ from sqlalchemy import Engine
 from provenance.errors import BadSetting
 from provenance.facts import Field, Fingerprint, SequenceEnd
 from provenance.settings import Places
-from provenance.store import database, history
+from provenance.store import database, history, queries
 from provenance.store.history import Chosen, Seen
-from tests.fakes.records import WALL, Calls, drained, ids, is_one_sentence, places, run_id
+from tests.fakes.records import NOTHING, WALL, Calls, drained, ids, is_one_sentence, places, run_id
 
 THREADS = {n: Fingerprint.of("switches", [Field("torch.num_threads", n), Field.unset("torch.matmul")]) for n in (1, 2)}
-OTHER = Fingerprint.of("model", [Field("model.class", "Other"), Field("model.name_or_path", "other")])
+OTHER = Fingerprint.of("model", [Field("model.class", "Other"), Field("model.name_or_path", "makers/other")])
 KNOWN = "sha256:" + "00" * 32
 
 
@@ -31,7 +33,9 @@ class Story:
 
     def call(self, prompt: int, output: int, facts: dict[str, Any] | None = None, **changes: Any) -> int:
         self.number += 1
-        begin = {name: changes.pop(name) for name in ("switches", "model", "wall_ns") if name in changes}
+        begin: dict[str, Any] = {
+            name: changes.pop(name) for name in ("switches", "model", "wall_ns") if name in changes
+        }
         begin |= {"payloads": (ids("prompt.ids", [prompt]),), "facts": facts or {}}
         self.calls.call(self.number, begin, payloads=(ids("output.ids", [output]),), **changes)
         return self.number
@@ -43,7 +47,11 @@ class Story:
 
 
 def read(engine: Engine, **chosen: Any) -> list[list[Seen]]:
-    return list(history.groups(engine, Chosen(**chosen)))
+    return read_chosen(engine, Chosen(**chosen))
+
+
+def read_chosen(engine: Engine, chosen: Chosen) -> list[list[Seen]]:
+    return list(history.groups(engine, chosen))
 
 
 def test_runs_of_one_input_come_together_with_all_that_can_act(tmp_path: Path) -> None:
@@ -73,6 +81,15 @@ def test_weights_are_fields_once_they_are_known(tmp_path: Path) -> None:
     assert first == 1
     assert one.shared[4] == {}
     assert list(other.shared[4]) == ["weights.loaded_root"]
+
+
+def test_a_call_without_model_and_settings_has_none_of_their_fields(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    for _ in range(2):
+        story.call(1, 8, model=NOTHING, settings=NOTHING)
+    ((one, _),) = read(story.engine())
+    assert one.shared[2:] == ({}, {}, {}, {})
+    assert one.own == {"batch.position": 0, "batch.padding_tokens": 0}
 
 
 def test_what_is_no_evidence_is_left_out(tmp_path: Path) -> None:
@@ -119,14 +136,26 @@ def test_runs_are_chosen_by_input_model_time_and_number(engine: Engine) -> None:
     (key,) = history.inputs_of(engine, run_id(1))
     assert sizes() == [6, 6]
     assert sizes(inputs=[key]) == [6]
+    assert sizes(inputs=[]) == []
     assert sizes(models=["other"]) == sizes(models=["Other"]) == [6]
-    assert sizes(models=["none"]) == []
+    assert sizes(models=["makers/other", "tiny"]) == [6, 6]
+    assert sizes(models=["none"]) == sizes(models=["ther"]) == sizes(models=["%"]) == sizes(models=["\0\ud800"]) == []
     assert sizes(since=WALL + 3000) == [3, 3]
     assert sizes(limit=5) == [2, 3]
     assert sizes(limit=1) == []
     assert sizes(limit=3, inputs=[key]) == [3]
     assert sizes(limit=500) == [6, 6]
     assert sizes(without=[run_id(1), run_id(3)]) == [4, 6]
+
+
+def test_what_bears_on_two_runs_is_their_inputs_and_models_without_the_two(engine: Engine) -> None:
+    one, three, two = (queries.load(engine, run_id(n)) for n in (1, 3, 2))
+    groups = read_chosen(engine, history.around(one, three))
+    assert [len(group) for group in groups] == [4]
+    assert sorted(len(group) for group in read_chosen(engine, history.around(one, two))) == [5, 5]
+    assert (
+        read_chosen(engine, history.around(replace(one, sequences=()), replace(three, sequences=(), fields={}))) == []
+    )
 
 
 def test_an_input_is_found_by_the_beginning_of_its_key(engine: Engine) -> None:
@@ -160,7 +189,7 @@ def test_of_very_many_runs_evenly_spaced_ones_are_kept(tmp_path: Path, monkeypat
     (group,) = read(story.engine())
     places_ = [(run.at[0] - WALL) // 1000 for run in group]
     assert 4 <= len(group) <= 8
-    assert len({later - sooner for sooner, later in zip(places_, places_[1:], strict=False)}) == 1
+    assert len({later - sooner for sooner, later in pairwise(places_)}) == 1
     assert places_[0] == 0
     assert places_[-1] >= 40
 
