@@ -31,6 +31,7 @@ COMMANDS: dict[str, Entry] = {
     "log": Entry("runs", "log", "List recorded runs, newest first."),
     "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
     "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
+    "blame": Entry("blame", "blame", "Say which fields go with divergence, over all runs of equal inputs."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
     "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),

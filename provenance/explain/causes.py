@@ -14,6 +14,7 @@ from typing import Any
 from provenance.catalogue.fields import Spec, spec
 from provenance.explain import conditions, tokens
 from provenance.explain.fields import Blind, Difference, document, group_of
+from provenance.explain.history import Evidence
 from provenance.explain.natures import RULED_OUT, fit, nature
 from provenance.explain.rules import Pair, dismissal
 from provenance.facts import Field
@@ -30,8 +31,7 @@ NO_TOGGLE = ("", "-", "none")
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
 CALIBRATION = ((0.0, 0.0), (0.1, 0.15), (0.2, 0.6), (0.3, 0.85), (0.5, 0.91), (0.7, 0.94), (1.0, 0.97))
-# Counts of past pairs for a field: differing and diverged, differing and same, equal and diverged, equal and same.
-History = Mapping[str, tuple[int, int, int, int]]
+History = Mapping[str, Evidence]
 
 
 @dataclass(slots=True)
@@ -147,9 +147,10 @@ def _past(history: History | None, name: str) -> float:
     """
     if not history or name not in history:
         return 1.0
-    differed, harmless, other, calm = history[name]
-    ratio = ((differed + 1) / (differed + harmless + 2)) / ((other + 1) / (other + calm + 2))
-    return min(4.0, max(0.05, ratio))
+    seen = history[name].counts
+    differed = (seen.differed_diverged + 1) / (seen.differed + 2)
+    equal = (seen.equal_diverged + 1) / (seen.equal + 2)
+    return min(4.0, max(0.05, differed / equal))
 
 
 def _strength(item: Blind, pair: Pair, kind: str) -> float:

@@ -24,12 +24,14 @@ EXIT = {SAME: 0, NEAR_TIE: 1, DIVERGENT: 1, NOT_COMPARABLE: 1, INCONCLUSIVE: 3}
 Place = tuple[int, int | None] | None
 
 
-def compare(a: Run, b: Run, a_place: Place = None, b_place: Place = None) -> dict[str, Any]:
-    """Explain two runs, or two sequences of them.
+def compare(
+    a: Run, b: Run, a_place: Place = None, b_place: Place = None, history: causes.History | None = None
+) -> dict[str, Any]:
+    """Explain two runs, or two sequences of them; ``history`` is what other pairs of the past say of each field.
 
     A place is a row and a return index (None for any). Raises AmbiguousRows where sequences cannot be paired.
     """
-    pairs = [_judge(a, b, one, other) for one, other in pair(a, b, a_place, b_place)]
+    pairs = [_judge(a, b, one, other, history) for one, other in pair(a, b, a_place, b_place)]
     order = {NOT_COMPARABLE: 0, DIVERGENT: 0, NEAR_TIE: 0, INCONCLUSIVE: 0, SAME: 1}
     pairs.sort(key=lambda item: (order[item["verdict"]], _at(item)))
     first = dict(pairs[0])
@@ -38,7 +40,11 @@ def compare(a: Run, b: Run, a_place: Place = None, b_place: Place = None) -> dic
         {key: item[key] for key in short} | {"first_divergent_token": item["outputs"]["first_divergent_token"]}
         for item in pairs
     ]
-    return {"schema": SCHEMA, **first, "history": None, "runs": [], "groups": []}
+    past = None
+    if history:
+        named = [item["field"] for item in first["causes"] if item["field"] in history]
+        past = {name: history[name].counts._asdict() for name in named}
+    return {"schema": SCHEMA, **first, "history": past, "runs": [], "groups": []}
 
 
 def _at(item: dict[str, Any]) -> int:
@@ -107,14 +113,14 @@ def _ambiguous(a: Run, b: Run, left: list[Sequence], right: list[Sequence]) -> A
 # -- judging ----------------------------------------------------------------------------------------
 
 
-def _judge(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
+def _judge(a: Run, b: Run, one: Sequence, other: Sequence, history: causes.History | None) -> dict[str, Any]:
     inputs = _inputs(a, b, one, other)
     sampled = conditions.truth("sample", a) is True or conditions.truth("sample", b) is True
     evidence = tokens.compare(one, other, sampled)
     differing, blind = fields.compare(fields.of_sequence(a, one), fields.of_sequence(b, other))
     names = frozenset(item.name for item in differing)
     case = Pair(a, b, one, other, inputs["equal"], evidence, sampled, names)
-    ranking = causes.rank(differing, blind, case)
+    ranking = causes.rank(differing, blind, case, history)
     parts = evidence.ids_equal is False or evidence.text_equal is False
     if not parts:
         calm = ranking.causes + ranking.dismissed
