@@ -46,6 +46,7 @@ class Bench:
     def __init__(self) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(TINY, padding_side="left")
         self._models: dict[str, Any] = {}
+        self.made: list[list[int]] = []  # the new tokens of the first prompt of each call
 
     def model(self, name: str = "bfloat16", change: Callable[[Any], Any] | None = None, **options: Any) -> Any:
         """Load a model under a name; ``change`` is done to it before it is wrapped."""
@@ -66,8 +67,17 @@ class Bench:
         if options.pop("no_mask", False):
             given.pop("attention_mask")
         with provenance.run() as block:
-            (model if model is not None else self.model()).generate(**given, **options)
+            out = (model if model is not None else self.model()).generate(**given, **options)
+        self.made.append(_new(out[0].tolist(), given["input_ids"].shape[1], reads.pad_token_id))
         return block.run_id
+
+
+def _new(row: list[int], prompt: int, pad: int | None) -> list[int]:
+    """Return the tokens that were made, without the padding that a longer companion brings."""
+    made = row[prompt:]
+    while made and made[-1] == pad:
+        made.pop()
+    return made
 
 
 def plain(bench: Bench, prompt: str) -> str:
@@ -217,7 +227,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("autocast", ("torch.autocast.cpu",), NUMERIC, of("float32", dtype=torch.float32),
           held(lambda: torch.autocast("cpu", torch.bfloat16), of("float32", dtype=torch.float32))),
     Plant("threads", ("torch.num_threads",), NUMERIC, plain, held(lambda: threads(2))),
-    Plant("no oneDNN", ("torch.backends.mkldnn.enabled",), NUMERIC, plain, held(lambda: MKLDNN.flags(enabled=False))),
+    Plant("no oneDNN", ("torch.backends.mkldnn.enabled",), NUMERIC, plain, held(lambda: flag(MKLDNN, "enabled", False))),
     Plant("no flash", ("torch.backends.cuda.flash_sdp_enabled",), NUMERIC, plain,
           held(lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))),
     Plant("a unit in the last place", ("weights.loaded_root",), NUMERIC, plain, of("nudged", weights(nudge))),
@@ -225,7 +235,7 @@ PLANTS: tuple[Plant, ...] = (
           lambda b, p: b.ask(p, assistant_model=b.model("draft", weights(scale)))),
     # another function
     Plant("weights", ("weights.loaded_root",), SEMANTIC, plain, of("scaled", weights(scale))),
-    Plant("frequencies", ("weights.loaded_root",), SEMANTIC, plain, of("bent", weights(bend))),
+    Plant("frequencies", ("weights.loaded_root",), NUMERIC, plain, of("bent", weights(bend))),
     Plant("training", ("model.training",), SEMANTIC, plain, of("training", dropping)),
     Plant("rope", ("model.rope_parameters", "model.config_digest", "weights.loaded_root"), SEMANTIC, plain,
           of("rope", rope_parameters={"rope_type": "default", "rope_theta": 9000.0})),
