@@ -208,7 +208,7 @@ def _slice(nvml: Any, uuid: str, handles: list[Any]) -> object:
 
 PROPERTIES = {
     "multi_processor_count": "multi_processor_count", "l2_cache_size": "L2_cache_size", "warp_size": "warp_size",
-    "shared_memory_per_block": "shared_memory_per_block", "gcn_arch": "gcnArchName",
+    "shared_memory_per_block": "shared_memory_per_block",
 }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def _cuda_properties(nvml: Any, handle: Any) -> dict[str, Reader]:
     def one(name: str) -> Callable[[], object]:
         return lambda: getattr(properties(), name)
 
-    return {field: one(name) for field, name in PROPERTIES.items() if field != "gcn_arch"}
+    return {field: one(name) for field, name in PROPERTIES.items()}
 
 
 def _digest(text: str) -> str:

@@ -191,7 +191,7 @@ def test_the_numbers_in_journals_never_change() -> None:
         1: "prompt.ids", 2: "prompt.text", 3: "prompt.mask", 4: "prompt.embeds", 5: "prompt.media", 6: "prompt.messages",
         7: "arguments", 16: "output.ids", 17: "output.text", 18: "output.value", 19: "output.media",
         32: "evidence.logits", 40: "rng.torch_cpu", 41: "rng.torch_cuda", 42: "rng.torch_mps", 43: "rng.python",
-        44: "rng.numpy", 45: "rng.torch_xpu", 48: "error.text",
+        44: "rng.numpy", 45: "rng.torch_xpu", 48: "error.text", 33: "evidence.logprobs",
     }  # fmt: skip
     assert (facts.TEXT, facts.BUFFER, facts.VALUE, facts.OCTETS, facts.DIGEST, facts.SEALED) == (0, 1, 2, 3, 4, 0x80)
     assert facts.STATUSES == ("running", "ok", "error", "aborted", "abandoned", "partial", "crashed")

@@ -20,6 +20,7 @@ COLLECTED = (READ, DERIVED)
 ENGINES = ("vllm", "engines")  # tables of the catalogue whose fields the engines' readers take as they stand there
 BY_NAME = "provenance/fingerprint/engines.py"
 READERS = ("fingerprint", "capture", "store", "explain")
+OBJECTS = ("prefix_allowed_tokens_fn", "negative_prompt_ids", "synced_gpus", "streamer")
 
 
 class Case(NamedTuple):
@@ -132,6 +133,17 @@ def read_by(name: str) -> str:
         return "provenance/fingerprint/environ.py"
     if re.fullmatch(r"lib\..*\.version", name):
         return "provenance/fingerprint/frameworks.py"
+    front, _, rest = name.partition(".N.")
+    parts = {"gpu": "gpu", "adapters": "identity", "xpu": "platforms"}
+    if rest and front in parts:
+        path = f"provenance/fingerprint/{parts[front]}.py"
+        return path if f'"{rest}"' in _sources()[path] or f'}}.{rest}"' in _sources()[path] else ""
+    if name.startswith("draft."):
+        return "provenance/capture/models.py"
+    if name in ("files.NAME", "loaded.NAME.path"):
+        return f"provenance/fingerprint/{'checkpoint' if name[0] == 'f' else 'loaded'}.py"
+    if name.removeprefix("generation.") in OBJECTS:
+        return "provenance/capture/generation.py"
     for path, text in _sources().items():
         if f'"{name}"' in text:
             return path
@@ -140,9 +152,6 @@ def read_by(name: str) -> str:
         "torch",
     ):
         return _built(name)
-    if name.startswith("gpu.N."):
-        path = "provenance/fingerprint/hardware.py"
-        return path if f'"{name[6:]}"' in _sources()[path] else ""
     if name in recorded():
         return (
             "provenance/capture/generation.py" if declared.group == "generation" else "provenance/fingerprint/model.py"
