@@ -19,7 +19,7 @@ from provenance.fingerprint import engines, files, weights
 from provenance.fingerprint import model as readers
 from provenance.fingerprint.reading import Missing
 from provenance.integrity.canonical import named, raw
-from provenance.recorder import Recorder
+from provenance.recorder import Harmless, Recorder
 from provenance.settings import remembered_digests
 
 DRAFT = ("class", "name_or_path", "revision", "config_digest", "dtype")
@@ -70,6 +70,24 @@ class Models:
         if tokenizer is not None and known.tokenizer is not tokenizer:
             known.tokenizer = tokenizer
             known.guard = ()  # the fingerprint of the model names its tokenizer
+
+    def prepare(self, recorder: Recorder, model: Any) -> None:
+        """Read process and model in a thread of ours, before the first call has to: a driver may take seconds."""
+        known = self.watched(model)
+        recorder.spawn(lambda: self._read(recorder, known), "look")
+
+    def _read(self, recorder: Recorder, known: Watched) -> None:
+        with Harmless("the state of a model before its first call"):
+            recorder.environment.environment()
+            model = known.model()
+            if model is None:
+                return
+            guard = readers.guard(model)
+            with self._lock:
+                if guard != known.guard:
+                    known.fingerprint = readers.fingerprint(model, known.tokenizer)
+                    known.root, known.manifests, known.facts = NOTHING, {}, {}
+                    known.guard, known.recorder = guard, None
 
     def look(self, recorder: Recorder, model: Any) -> Watched:
         """See whether a model is still what it was; if not, or at first sight, read it and have its weights hashed."""

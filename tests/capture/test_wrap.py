@@ -309,7 +309,8 @@ DOORS = {
 BACKGROUND = {
     "wrap.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__init__", "call.Labels.__repr__",
     "call.Call._is_theirs", "models.Job.run_files", "models.Models.look_at_engine",
-    "models.Models.__init__", "models.Models.unlock", "models.Models.draft", "observe._names", "recorder.Recorder._tend",
+    "models.Models.__init__", "models.Models.unlock", "models.Models.draft",
+    "models.Models.prepare", "models.Models._read", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",
     "recorder._after_fork", "recorder.launch_writer", "wrap._loaded",
 }  # fmt: skip
