@@ -30,7 +30,8 @@ COMMANDS: dict[str, Entry] = {
     "run": Entry("program", "run", "Record an unchanged program: provenance run -- python app.py.", passthrough=True),
     "log": Entry("runs", "log", "List recorded runs, newest first."),
     "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
-    "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
+    "diff": Entry("diff", "diff", "Say why two runs part, or which field separates many: token, margin and cause."),
+    "export": Entry("runs", "export", "Write whole runs as JSON, to be compared where there is no database."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
     "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),
@@ -40,7 +41,7 @@ COMMANDS: dict[str, Entry] = {
 }
 OVERVIEW = """The flight recorder for model inference, and the investigator who reads it.
 
-A run is named by a unique beginning of its id, `last`, `last~2`, `tag:NAME`, or a file that `show --json`
+A run is named by a unique beginning of its id, `last`, `last~2`, `tag:NAME`, or a file that `export`
 wrote; RUN:ROW names one prompt of a batch.
 """
 

@@ -28,7 +28,7 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LINES, FUNCTION_LINES, ROOM_FILES = 400, 40, 10
 # The plan gives these rooms a file for each runtime observed, each collector, each family of commands.
-LARGER = {"capture": 14, "fingerprint": 14, "cli": 16}
+LARGER = {"capture": 14, "explain": 14, "fingerprint": 14, "cli": 16}
 
 
 def room_of(path: Path, root: Path = ROOT) -> str:
