@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from provenance.cli import render
-from provenance.cli.opened import Db, Json, Place, Runs
+from provenance.cli.opened import Db, Json, Place, Runs, is_file, split
 from provenance.determinism.lock import matches, patterns
 from provenance.errors import BadFile, ProvenanceError, UsageError
 from provenance.explain import compare, many, page, reports, story
@@ -20,28 +20,37 @@ Given = list[tuple[Run, Place]]
 FOREIGN = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
+References = Annotated[
+    list[str], typer.Argument(metavar="A B...", help="Runs, or RUN:ROW for one prompt, or exported files.")
+]
+Baseline = Annotated[
+    str, typer.Option("--against-baseline", metavar="TAG", help="Compare one run with the newest of TAG on its prompt.")
+]
+FailOn = Annotated[
+    str, typer.Option("--fail-on", metavar="VERDICTS", help="Verdicts that give exit code 1, by commas.")
+]
+Allow = Annotated[
+    list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if this is the sole cause.")
+]
+Vary = Annotated[
+    list[str] | None, typer.Option("--vary", metavar="FIELD", help="Meant to differ: listed, and no cause.")
+]
+Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
+Sarif = Annotated[Path | None, typer.Option("--sarif", help="Write SARIF 2.1.0, for code scanning.")]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML, for CI.")]
+
+
 def diff(
-    references: Annotated[
-        list[str], typer.Argument(metavar="A B...", help="Runs, or RUN:ROW for one prompt, or exported files.")
-    ],
-    baseline: Annotated[
-        str,
-        typer.Option("--against-baseline", metavar="TAG", help="Compare one run with the newest of TAG on its prompt."),
-    ] = "",
-    fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="VERDICTS", help="Verdicts that give exit code 1, by commas.")
-    ] = "",
-    allow: Annotated[
-        list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if this is the sole cause.")
-    ] = None,
-    vary: Annotated[
-        list[str] | None, typer.Option("--vary", metavar="FIELD", help="Meant to differ: listed, and no cause.")
-    ] = None,
+    references: References,
+    baseline: Baseline = "",
+    fail_on: FailOn = "",
+    allow: Allow = None,
+    vary: Vary = None,
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
-    sarif: Annotated[Path | None, typer.Option("--sarif", help="Write SARIF 2.1.0, for code scanning.")] = None,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML, for CI.")] = None,
+    html: Html = None,
+    sarif: Sarif = None,
+    junit: Junit = None,
     db: Db = "",
 ) -> int:
     """Say why two runs part: the token, the margin and the cause; of many runs, which field separates them.
@@ -52,36 +61,35 @@ def diff(
     failing = reports.verdicts(fail_on) if fail_on else None
     runs = Runs(db)
     given = _given(runs, references, baseline)
+    declared, allowed = _named(vary, given), _named(allow, given)
     try:
-        answer = _answer(given, _named(vary, given))
-        code = reports.settle(answer, failing, _named(allow, given))
+        answer = _answer(given, declared)
+        code = reports.settle(answer, failing, allowed)
         a, b = _sides(answer, given)
-        if html is not None:
-            _write(html, page.page(answer, a, b))
-        if sarif is not None:
-            _write(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))
-        if junit is not None:
-            _write(junit, reports.junit(answer))
-        said = _say(answer, a, b, json, markdown)
-    except ProvenanceError:
-        raise
+        files = [(html, page.page(answer, a, b))] if html is not None else []
+        files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
+        files += [(junit, reports.junit(answer))] if junit is not None else []
+        say = _saying(answer, a, b, json, markdown)
     except FOREIGN as error:
-        if not runs.foreign:
+        if not runs.foreign or isinstance(error, ProvenanceError):
             raise
         raise BadFile(f"an exported run holds what no run holds ({type(error).__name__}: {error}).") from None
-    said()
+    for path, text in files:
+        _write(path, text)
+    say()
     return code
 
 
 def _given(runs: Runs, references: list[str], baseline: str) -> Given:
     """Find the runs that are named. Raises BadParameter where their number is not one that can be compared."""
-    given = [item for reference in references for item in runs.all(reference)]
+    alone = len(references) == 1 and not baseline and not is_file(split(references[0])[0])
+    given = [] if alone else [item for reference in references for item in runs.all(reference)]
     if baseline:
         if len(given) != 1:
             raise typer.BadParameter(f"--against-baseline takes one run and got {len(given)}.")
         return [_baseline(runs, baseline, *given[0]), *given]
     if len(given) < 2:
-        raise typer.BadParameter("diff takes two runs or more and got one. `provenance log` lists them.")
+        raise typer.BadParameter("diff takes two runs or more and got 1. `provenance log` lists them.")
     return given
 
 
@@ -124,7 +132,7 @@ def _sides(answer: dict[str, Any], given: Given) -> tuple[Run, Run]:
     return a, b
 
 
-def _say(answer: dict[str, Any], a: Run, b: Run, json: bool, markdown: bool) -> Callable[[], object]:
+def _saying(answer: dict[str, Any], a: Run, b: Run, json: bool, markdown: bool) -> Callable[[], object]:
     """Make the text, and return what prints it: an exported run can fail the making, and then nothing is printed."""
     if json:
         text = render.dumps(answer) + "\n"
