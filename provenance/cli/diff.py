@@ -154,7 +154,7 @@ def _write(path: Path, text: str) -> None:
 def _outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
     """Show the two outputs of the pair, where their texts were kept."""
     texts = [_text(run, answer[side]) for run, side in ((a, "a"), (b, "b"))]
-    if answer["outputs"]["equal"] or None in texts:
+    if answer["verdict"] == "same" or None in texts:
         return []
     out: list[tuple[str, str]] = [("plain", ""), ("head", "The two outputs")]
     common = render.common(str(texts[0]), str(texts[1]))

@@ -213,7 +213,7 @@ def _ruled_out(answers: Many[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Return the fields that no pair of groups accuses, with the reason of the first pair that dismisses them."""
     named = {name for answer in answers for cause in answer["causes"] for name in (cause["field"], *cause["with"])}
     for answer in answers:
-        if answer["verdict"] != "same":
+        if answer["outputs"]["equal"] is False or answer["causes"]:
             for item in reversed(answer["dismissed"]):
                 if item["field"] not in named:
                     yield item["field"], item["because"]

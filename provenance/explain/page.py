@@ -39,7 +39,7 @@ def page(
     """Return the page. The runs are those of the answer; ``text_a`` gives the text of a token of A."""
     a, b = _sequence(run_a, answer["a"]), _sequence(run_b, answer["b"])
     parts = [_head(answer), _many(answer)]
-    if not answer["outputs"]["equal"]:
+    if answer["verdict"] != "same":
         at = answer["outputs"]["first_divergent_token"]
         parts += [_tokens(a, b, at, text_a, text_b), _texts(a, b), _plot(answer, a, b)]
     parts += [
@@ -247,7 +247,7 @@ def _margins(steps: Many[Step]) -> list[tuple[int, float]]:
 
 
 def _causes(answer: dict[str, Any]) -> str:
-    if answer["outputs"]["equal"]:
+    if answer["verdict"] == "same":
         return ""
     cards = []
     for cause in answer["causes"]:

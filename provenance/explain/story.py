@@ -105,7 +105,7 @@ def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[s
     if first is not None:
         found.append(("plain", f"The inputs part at token {first['token']}: {first['a']} in A, {first['b']} in B."))
     if at is None:
-        return found
+        return found + [("plain", f"No token evidence: {why}.") for why in [outputs.get("no_evidence")] if why]
     how = "one output is the beginning of the other; they part" if outputs["prefix"] else "the outputs part"
     found.append(
         (
@@ -146,7 +146,7 @@ def _token(side: dict[str, Any], text: Text) -> str:
 
 
 def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    if answer["outputs"]["equal"]:
+    if answer["verdict"] == "same":
         return []
     if not answer["causes"]:
         other = "other " if answer.get("declared") else ""
