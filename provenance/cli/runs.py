@@ -66,7 +66,7 @@ def _incidents(found: list[queries.Incident], json: bool, diverged: bool, db: st
         return 0
     where = f" --db {shlex.quote(db)}" if db else ""
     for item in found:
-        lines = [("head", f"{render.clip(item.text_in, 90) or '(prompt not kept)'}")]
+        lines = [("head", f"{render.clip(item.text_in, 90) or '(no text of the prompt)'}")]
         seen = (
             f"{item.runs} answers, {len(item.outputs)} different"
             if len(item.outputs) > 1
@@ -74,7 +74,7 @@ def _incidents(found: list[queries.Incident], json: bool, diverged: bool, db: st
         )
         lines.append(("plain", f"  {seen}, {render.moment(item.first_at)} to {render.moment(item.last_at)} UTC"))
         for output in item.outputs:
-            text = render.clip(output.text, 70) or "(output not kept)"
+            text = render.clip(output.text, 70) or "(no text of the output)"
             lines.append(("plain", f"  {output.runs:>5}  {output.reference or '(erased)'}  {text}"))
         lines += [("cause", f"  {command}{where}") for command in item.commands]
         render.lines([*lines, ("plain", "")])

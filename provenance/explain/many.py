@@ -167,12 +167,18 @@ def _split(
             column = [table.get(name) for table in tables]
             if not declared(name) and _differs(column):
                 classes[name] = _classes(column)
-                kind, why = _kind(name, classes[name], labels, ruled)
-                if kind != "unknown" or name in blind:
+                kind, why = _kind(classes[name], labels)
+                fits = kind == "separates" and spec(name).effect != "none"
+                if name in ruled:
+                    found["dismissed"].append({"field": name, "because": ruled[name], "fits": fits})
+                elif kind != "unknown" or name in blind:
                     found[kind].append({"field": name, "because": why})
     if found["separates"]:
         found["dismissed"] += [{"field": item["field"], "because": WITHIN} for item in found["possible"]]
         found["possible"] = []
+    found["dismissed"].sort(
+        key=lambda item: (not item.get("fits"), spec(item["field"]).effect == "none", item["field"])
+    )
     order = _order(answers)
     for kind in ("separates", "partly", "possible"):
         found[kind] = _folded(sorted(found[kind], key=lambda item: order(item["field"])), answers)
@@ -187,10 +193,8 @@ def _split(
 WITHIN = "it varies within a group of equal outputs"
 
 
-def _kind(name: str, values: Many[int | None], labels: Many[int], ruled: Mapping[str, str]) -> tuple[str, str]:
+def _kind(values: Many[int | None], labels: Many[int]) -> tuple[str, str]:
     """Say what a field's values do to the groups, and the sentence for it."""
-    if name in ruled:
-        return "dismissed", ruled[name]
     pairs = {(value, label) for value, label in zip(values, labels, strict=True) if value is not None and label}
     known, groups = len({value for value, _ in pairs}), len({label for _, label in pairs})
     steady, decides = len(pairs) == groups, len(pairs) == known  # one value a group; one group a value
@@ -281,6 +285,10 @@ def _told(split: Mapping[str, Any], groups: int) -> str:
         return f"No field alone separates the {groups} groups; {' and '.join(split['together'])} together do."
     if split["possible"]:
         return f"No field separates the {groups} groups exactly; {split['possible'][0]['field']} may decide."
+    ruled = [item for item in split["dismissed"] if item.get("fits")]
+    if ruled:
+        told = "; ".join(f"{item['field']} would, but {item['because']}" for item in ruled[:3])
+        return f"No recorded field that can have done it separates the {groups} groups: {told}."
     return f"No recorded field separates the {groups} groups."
 
 

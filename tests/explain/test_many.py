@@ -108,6 +108,24 @@ def test_a_field_that_cannot_act_separates_nothing() -> None:
     assert fields_of(found, "separates") == []
     because = {item["field"]: item["because"] for item in found["split"]["dismissed"]}
     assert because["context.call_index"] == "it is context and never acts on an output"
+    assert found["split"]["told"] == "No recorded field separates the 2 groups."
+
+
+def test_a_field_that_would_separate_and_was_ruled_out_is_told() -> None:
+    """The logits are equal to the last bit: the number of threads parts the runs, and cannot have done it."""
+    a = run([[5, 6]], fields={"torch.num_threads": 1}, run_id="a")
+    b = run(
+        [[5, 7]],
+        steps=[[step(5, 99, 3.0), replace(step(6, 99, 3.0), token=7)]],
+        fields={"torch.num_threads": 2},
+        run_id="b",
+    )
+    found = answer(a, b, replace(b, run_id="c"))
+    assert found["split"]["dismissed"][0]["fits"]
+    assert (
+        "that can have done it separates the 2 groups: torch.num_threads would, but the logits were equal"
+        in (found["split"]["told"])
+    )
 
 
 def test_what_is_not_known_everywhere_is_said_with_whether_it_would_fit() -> None:
