@@ -73,7 +73,9 @@ def diff(
     except FOREIGN as error:
         if not runs.foreign or isinstance(error, ProvenanceError):
             raise
-        raise BadFile(f"an exported run holds what no run holds ({type(error).__name__}: {error}).") from None
+        raise BadFile(
+            f"an exported run holds what no run holds ({type(error).__name__}: {render.clip(str(error), 120)})."
+        ) from None
     for path, text in files:
         _write(path, text)
     say()

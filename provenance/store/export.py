@@ -113,7 +113,7 @@ def read(form: Any, name: str) -> Run:
     """
     if not isinstance(form, dict) or form.get("schema") != SCHEMA:
         found = form.get("schema") if isinstance(form, dict) else type(form).__name__
-        raise BadFile(f"{name} is not an exported run: its schema is {found!r} and not {SCHEMA!r}.")
+        raise BadFile(f"{name} is not an exported run: its schema is {_clip(repr(found))} and not {SCHEMA!r}.")
     try:
         return Run(
             run_id=_word(form["run_id"]), kind=str(form.get("kind", "call")), runtime=str(form.get("runtime", "")),
@@ -126,7 +126,13 @@ def read(form: Any, name: str) -> Run:
             digests={str(key): str(value) for key, value in form.get("digests", {}).items()},
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
-        raise BadFile(f"{name} is damaged: {type(error).__name__}: {error}.") from None
+        raise BadFile(f"{name} is damaged: {type(error).__name__}: {_clip(str(error))}.") from None
+
+
+def _clip(text: str) -> str:
+    """Cut what a file says to what an error can carry in one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else text[:119] + "…"
 
 
 def _field(name: str, form: Any) -> Field:
