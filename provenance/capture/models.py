@@ -71,10 +71,11 @@ class Models:
             known.tokenizer = tokenizer
             known.guard = ()  # the fingerprint of the model names its tokenizer
 
-    def prepare(self, recorder: Recorder, model: Any) -> None:
+    def prepare(self, recorder: Recorder | None, model: Any) -> None:
         """Read process and model in a thread of ours, before the first call has to: a driver may take seconds."""
-        known = self.watched(model)
-        recorder.spawn(lambda: self._read(recorder, known), "look")
+        if recorder is not None:
+            known = self.watched(model)
+            recorder.spawn(lambda: self._read(recorder, known), "look")
 
     def _read(self, recorder: Recorder, known: Watched) -> None:
         with Harmless("the state of a model before its first call"):

@@ -56,12 +56,10 @@ def wrap(model: Any, tokenizer: Any = None) -> Any:
         )
     if "torch" not in sys.modules:
         raise MissingExtra("torch", "wrap()", "transformers")
-    recorder = recorders.current()
     _install_seam()
     MODELS.know_tokenizer(model, tokenizer)
-    if recorder is not None:
-        with recorders.Harmless("the state of a model before its first call"):
-            MODELS.prepare(recorder, model)
+    with recorders.Harmless("the state of a model before its first call"):
+        MODELS.prepare(recorders.current(), model)
     if model not in _wrapped:
         stood = vars(model).get("generate")  # of a copy of a wrapped model: our own
         observed = recorded(_plain(model))

@@ -30,7 +30,8 @@ COMMANDS: dict[str, Entry] = {
     "run": Entry("program", "run", "Record an unchanged program: provenance run -- python app.py.", passthrough=True),
     "log": Entry("runs", "log", "List recorded runs, newest first."),
     "show": Entry("runs", "show", "Show one run: what it was asked, what it answered, and what decided it."),
-    "diff": Entry("runs", "diff", "Say why two runs part: the token, the margin and the cause."),
+    "diff": Entry("diff", "diff", "Say why two runs part, or which field separates many: token, margin and cause."),
+    "export": Entry("runs", "export", "Write whole runs as JSON, to be compared where there is no database."),
     "blame": Entry("blame", "blame", "Say which fields go with divergence, over all runs of equal inputs."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
     "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
@@ -42,7 +43,7 @@ COMMANDS: dict[str, Entry] = {
 }
 OVERVIEW = """The flight recorder for model inference, and the investigator who reads it.
 
-A run is named by a unique beginning of its id, `last`, `last~2`, `tag:NAME`, or a file that `show --json`
+A run is named by a unique beginning of its id, `last`, `last~2`, `tag:NAME`, or a file that `export`
 wrote; RUN:ROW names one prompt of a batch.
 """
 

@@ -1,19 +1,23 @@
-"""What the reading commands share: their options, the store opened up to date, and runs found by reference."""
+"""What the reading commands share: their options, the store opened up to date, and runs found by reference.
+
+The store is imported when it is opened: exported runs are compared where there is no database and no driver for one.
+"""
 
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from sqlalchemy import Engine
 
-from provenance import writer
 from provenance.errors import BadFile, ProvenanceError, RunNotFound
 from provenance.facts import Run
 from provenance.settings import Places, load, places
-from provenance.store import database, export, queries
+from provenance.store import export
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 Db = Annotated[
     str, typer.Option("--db", help="Database: a path or a URL. Default: PROVENANCE_DB, else the user's own.")
@@ -28,8 +32,11 @@ def where(db: str) -> Places:
     return places(load({"db": db or None}))
 
 
-def store(db: str) -> Engine:
+def store(db: str) -> "Engine":
     """Open the store read-only, after draining what waits in the spool. Says so where something still waits."""
+    from provenance import writer
+    from provenance.store import database
+
     spots = where(db)
     if spots.database is not None and spots.database.is_dir():
         database.reading(spots.url, spots.database)  # says what is wrong
@@ -42,6 +49,8 @@ def store(db: str) -> Engine:
 
 def up_to_date(spots: Places) -> bool:
     """Drain the spool for a second at most. A reader without write access skips it."""
+    from provenance import writer
+
     try:
         return writer.drain(spots)
     except ProvenanceError:
@@ -69,31 +78,47 @@ def is_file(reference: str) -> bool:
 
 
 class Runs:
-    """Finds runs by reference, opening the store only when a reference needs it."""
+    """Finds runs by reference, opening the store only when a reference needs it. Says whether any came from a file."""
 
     def __init__(self, db: str) -> None:
         self.db = db
+        self.foreign = False
         self._engine: Engine | None = None
 
     def find(self, reference: str) -> tuple[Run, Place]:
         """Return a run and the place in it that a reference names. Raises RunNotFound or BadFile."""
+        found = self.all(reference)
+        if len(found) > 1:
+            raise BadFile(
+                f"{reference} holds {len(found)} runs, and one is wanted here; `provenance diff` takes them all."
+            )
+        return found[0]
+
+    def all(self, reference: str) -> list[tuple[Run, Place]]:
+        """Return what a reference names: a file may hold several runs. Raises RunNotFound or BadFile."""
         name, place = split(reference)
         if is_file(name):
-            return self._file(name), place
-        return queries.load(self.engine, queries.find(self.engine, name)), place
+            runs = self._file(name)
+            if place is not None and len(runs) > 1:
+                raise BadFile(f"{name} holds {len(runs)} runs, so {reference} names no row of one.")
+            return [(run, place) for run in runs]
+        from provenance.store import queries
+
+        return [(queries.load(self.engine, queries.find(self.engine, name)), place)]
 
     @property
-    def engine(self) -> Engine:
-        """Open the store on first use."""
+    def engine(self) -> "Engine":
+        """Return the store, opened once."""
         if self._engine is None:
             self._engine = store(self.db)
         return self._engine
 
-    def _file(self, name: str) -> Run:
+    def _file(self, name: str) -> list[Run]:
         path = Path(name).expanduser()
         if not path.exists():
             raise BadFile(f"there is no file {name}. A run is named by its id, last, last~2 or tag:NAME.")
-        return export.read_file(path)
+        self.foreign = True
+        return export.read_runs(path)
 
 
 __all__ = ["Db", "Json", "Place", "RunNotFound", "Runs", "split", "store", "where"]

@@ -1,33 +1,19 @@
 """Printing: tables and colours on a terminal, plain text in a pipe. Text of others is shown and never obeyed."""
 
+import json
+import math
 import shutil
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
+from provenance.explain import story
+
+visible = story.visible
 STYLES = {"head": "bold", "plain": "", "cause": "bold yellow", "dim": "dim"}
-BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-def visible(text: str) -> str:
-    r"""Return text in which controls, escapes and direction marks are seen instead of acting.
-
-    >>> visible("a\x1b[31mb\u202ec\n")
-    'a\\x1b[31mb\\u202ec\\n'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_visible(char) for char in text)
-
-
-def _visible(char: str) -> str:
-    if char in BIDI or unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
-        return char.encode("unicode_escape").decode()
-    return char
 
 
 def terminal() -> bool:
@@ -37,8 +23,29 @@ def terminal() -> bool:
 
 def emit(document: object) -> None:
     """Print a document as JSON."""
+    sys.stdout.write(dumps(document) + "\n")
+
+
+def dumps(document: object) -> str:
+    r"""Return a document as JSON. What the quick writer refuses, the thorough one escapes.
+
+    >>> dumps({"a": 2**70, "b": "\ud800"})
+    '{\n  "a": 1180591620717411303424,\n  "b": "\\ud800"\n}'
+    """
     option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    sys.stdout.write(orjson.dumps(document, option=option, default=str).decode() + "\n")
+    try:
+        return orjson.dumps(document, option=option, default=str).decode()
+    except TypeError:  # an integer beyond 64 bits, or half a surrogate: a file of somebody else's may hold them
+        return json.dumps(_finite(document), indent=2, default=str)
+
+
+def _finite(value: object) -> object:
+    """Write what is no number in JSON as null, as the quick writer does."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def lines(styled: Iterable[tuple[str, str]]) -> None:

@@ -1,15 +1,19 @@
-"""log, show, diff: what was recorded, one run whole, and why two runs part."""
+"""log, show, export: what was recorded, one run whole, and runs as a file."""
 
+import shlex
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from provenance.cli import render
 from provenance.cli.opened import Db, Json, Runs, store
-from provenance.explain import compare, story
+from provenance.errors import BadFile
 from provenance.facts import Field, Run, Sequence
-from provenance.store import export, queries
+from provenance.store import export as exported
+from provenance.store import queries
 
 FIELD_GROUPS = ("batch", "seed", "rng", "model", "weights", "tokenizer", "chat_template", "device", "torch", "gpu",
                 "cuda", "cudnn", "cpu", "os", "python", "app", "context")  # fmt: skip
@@ -20,10 +24,23 @@ def log(
     name: Annotated[str, typer.Option("--name", help="Only runs with this name.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only runs with this tag: KEY or KEY=VALUE.")] = "",
     status: Annotated[str, typer.Option("--status", help="Only runs with this status: ok, error, crashed, …")] = "",
+    equal: Annotated[bool, typer.Option("--equal-inputs", help="List prompts that were asked more than once.")] = False,
+    diverged: Annotated[
+        bool, typer.Option("--diverged", help="Only prompts with more than one output, and how to compare them.")
+    ] = False,
     json: Json = False,
     db: Db = "",
 ) -> int:
-    """List recorded runs, newest first."""
+    """List recorded runs, newest first; or incidents: equal inputs that gave more than one output.
+
+    Inputs are equal if token ids, settings, weights and, where sampled, the random state are.
+    """
+    if equal or diverged:
+        if name or tag or status:
+            raise typer.BadParameter(
+                "--equal-inputs lists prompts and not runs; it takes no --name, --tag or --status."
+            )
+        return _incidents(queries.incidents(store(db), limit, diverged), json, diverged, db)
     found = queries.log(store(db), limit, name, status, tag)
     if json:
         render.emit([line.__class__.__dataclass_fields__ and _line(line) for line in found])
@@ -39,6 +56,30 @@ def log(
         for run, line in zip(ids, found, strict=True)
     ]  # fmt: skip
     render.table(("run", "started (UTC)", "status", "name", "model", "batch", "took", "prompt", "output"), rows)
+    return 0
+
+
+def _incidents(found: list[queries.Incident], json: bool, diverged: bool, db: str) -> int:
+    """Show groups of equal input, each with its outputs and the commands that say why they part."""
+    if json:
+        render.emit([asdict(item) | {"commands": item.commands} for item in found])
+        return 0
+    where = f" --db {shlex.quote(db)}" if db else ""
+    for item in found:
+        lines = [("head", f"{render.clip(item.text_in, 90) or '(no text of the prompt)'}")]
+        seen = (
+            f"{item.runs} answers, {len(item.outputs)} different"
+            if len(item.outputs) > 1
+            else f"{item.runs} answers, all equal"
+        )
+        lines.append(("plain", f"  {seen}, {render.moment(item.first_at)} to {render.moment(item.last_at)} UTC"))
+        for output in item.outputs:
+            text = render.clip(output.text, 70) or "(no text of the output)"
+            lines.append(("plain", f"  {output.runs:>5}  {output.reference or '(erased)'}  {text}"))
+        lines += [("cause", f"  {command}{where}") for command in item.commands]
+        render.lines([*lines, ("plain", "")])
+    if not found:
+        sys.stdout.write("No prompt was asked again" + (" with another output.\n" if diverged else ".\n"))
     return 0
 
 
@@ -60,11 +101,11 @@ def show(
 ) -> int:
     """Show one run: what it was asked, what it answered, and what decided it.
 
-    With --json it prints the whole run; saved to a file, it can be compared anywhere with `provenance diff`.
+    With --json it prints the whole run, as `provenance export` does.
     """
     run, place = Runs(db).find(reference)
     if json:
-        sys.stdout.write(export.dumps(run).decode() + "\n")
+        sys.stdout.write(exported.dumps(run).decode() + "\n")
         return 0
     _head(run)
     for sequence in run.sequences:
@@ -144,44 +185,22 @@ def _fields(fields: Any) -> None:
     render.table(("field", "value", "source"), rows)
 
 
-def diff(
-    references: Annotated[list[str], typer.Argument(metavar="A B", help="Two runs, or RUN:ROW, or exported files.")],
-    json: Json = False,
-    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
+def export(
+    references: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to write, whole.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; without it the standard output.")] = None,
     db: Db = "",
 ) -> int:
-    """Say why two runs part: the token, the margin and the cause.
+    """Write whole runs as JSON: `provenance diff` compares them where there is no database, no torch and no GPU.
 
-    Exit code 0: same; 1: near tie, divergent or not comparable; 3: could not tell.
+    The content is in it: prompts and outputs as they were kept.
     """
-    if len(references) != 2:
-        raise typer.BadParameter(f"diff takes two runs and got {len(references)}.")
     runs = Runs(db)
-    (a, a_place), (b, b_place) = runs.find(references[0]), runs.find(references[1])
-    answer = compare.compare(a, b, a_place, b_place)
-    if json:
-        render.emit(answer)
-    elif markdown:
-        sys.stdout.write(story.markdown(answer))
-    else:
-        render.lines(story.lines(answer))
-        render.lines(_outputs(answer, a, b))
-    return compare.EXIT[answer["verdict"]]
-
-
-def _outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
-    """Show the two outputs of the pair, where their texts were kept."""
-    texts = [_text(run, answer[side]) for run, side in ((a, "a"), (b, "b"))]
-    if answer["outputs"]["equal"] or None in texts:
-        return []
-    out: list[tuple[str, str]] = [("plain", ""), ("head", "The two outputs")]
-    common = render.common(str(texts[0]), str(texts[1]))
-    for side, text in zip("AB", texts, strict=True):
-        shown = f"{str(text)[:common]}⟦{str(text)[common:]}⟧"
-        out.append(("plain", f"  {side}: {shown}"))
-    return out
-
-
-def _text(run: Run, place: dict[str, Any]) -> str | None:
-    found = next((s for s in run.sequences if s.row == place["prompt"] and s.ret == place["return"]), None)
-    return found.output_text if found is not None else None
+    data = exported.dumps(*(run for reference in references for run, _ in runs.all(reference))) + b"\n"
+    if out is None:
+        sys.stdout.write(data.decode())
+        return 0
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise BadFile(f"{out} cannot be written: {error.strerror}.") from None
+    return 0

@@ -127,7 +127,7 @@ def shown(pair: Pair) -> str:
         return "tie, other precision" if evidence.precisions else "tie"
     if evidence.kind == "large":
         return "large, overruled" if evidence.overruled else "large, low precision" if _low(pair) else "large"
-    return evidence.kind
+    return "unknown" if evidence.kind == "none" else evidence.kind
 
 
 def _low(pair: Pair) -> bool:

@@ -5,9 +5,11 @@ level shows the pair that parts first.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from provenance.errors import AmbiguousRows
+from provenance.explain import advice as advising
 from provenance.explain import causes, conditions, fields, tokens
 from provenance.explain.rules import Pair
 from provenance.facts import Run, Sequence
@@ -22,22 +24,33 @@ SAME, NEAR_TIE, DIVERGENT, NOT_COMPARABLE, INCONCLUSIVE = (
 )
 EXIT = {SAME: 0, NEAR_TIE: 1, DIVERGENT: 1, NOT_COMPARABLE: 1, INCONCLUSIVE: 3}
 Place = tuple[int, int | None] | None
+Named = Callable[[str], bool]
 
 
 def compare(
-    a: Run, b: Run, a_place: Place = None, b_place: Place = None, history: causes.History | None = None
+    a: Run,
+    b: Run,
+    a_place: Place = None,
+    b_place: Place = None,
+    declared: Named = lambda _: False,
+    history: causes.History | None = None,
 ) -> dict[str, Any]:
     """Explain two runs, or two sequences of them; ``history`` is what other pairs of the past say of each field.
 
-    A place is a row and a return index (None for any). Raises AmbiguousRows where sequences cannot be paired.
+    A place is a row and a return index (None for any). ``declared`` says which fields were meant to differ: they
+    are listed, and accused of nothing. Raises AmbiguousRows where sequences cannot be paired.
     """
-    pairs = [_judge(a, b, one, other, history) for one, other in pair(a, b, a_place, b_place)]
+    pairs = [_judge(a, b, one, other, declared, history) for one, other in pair(a, b, a_place, b_place)]
     order = {NOT_COMPARABLE: 0, DIVERGENT: 0, NEAR_TIE: 0, INCONCLUSIVE: 0, SAME: 1}
     pairs.sort(key=lambda item: (order[item["verdict"]], _at(item)))
     first = dict(pairs[0])
     short = ("a", "b", "verdict", "layer", "explained")
     first["pairs"] = [
-        {key: item[key] for key in short} | {"first_divergent_token": item["outputs"]["first_divergent_token"]}
+        {key: item[key] for key in short}
+        | {
+            "first_divergent_token": item["outputs"]["first_divergent_token"],
+            "causes": [cause["field"] for cause in item["causes"]],
+        }
         for item in pairs
     ]
     past = None
@@ -113,14 +126,20 @@ def _ambiguous(a: Run, b: Run, left: list[Sequence], right: list[Sequence]) -> A
 # -- judging ----------------------------------------------------------------------------------------
 
 
-def _judge(a: Run, b: Run, one: Sequence, other: Sequence, history: causes.History | None) -> dict[str, Any]:
+def _judge(
+    a: Run, b: Run, one: Sequence, other: Sequence, declared: Named, history: causes.History | None
+) -> dict[str, Any]:
     inputs = _inputs(a, b, one, other)
     sampled = conditions.truth("sample", a) is True or conditions.truth("sample", b) is True
     evidence = tokens.compare(one, other, sampled)
     differing, blind = fields.compare(fields.of_sequence(a, one), fields.of_sequence(b, other))
     names = frozenset(item.name for item in differing)
+    meant = [item for item in differing if declared(item.name)]
+    differing = [item for item in differing if not declared(item.name)]
+    blind = [item for item in blind if not declared(item.name)]
     case = Pair(a, b, one, other, inputs["equal"], evidence, sampled, names)
     ranking = causes.rank(differing, blind, case, history)
+    ranking.causes = [item for item in ranking.causes if not declared(item["field"])]
     parts = evidence.ids_equal is False or evidence.text_equal is False
     if not parts:
         calm = ranking.causes + ranking.dismissed
@@ -135,8 +154,13 @@ def _judge(a: Run, b: Run, one: Sequence, other: Sequence, history: causes.Histo
         "b": {"run": b.run_id, "prompt": other.row, "return": other.ret},
         "layer": _layer(case, parts), "explained": explained, "verdict": verdict, "inputs": inputs,
         "outputs": _outputs(case), "causes": ranking.causes, "dismissed": ranking.dismissed,
-        "unknown": ranking.unknown, "advice": _advice(case, ranking, verdict, parts),
+        "unknown": ranking.unknown, "declared": [_plain(item) for item in meant],
+        "advice": _advice(case, ranking, verdict, parts),
     }  # fmt: skip
+
+
+def _plain(item: fields.Difference) -> dict[str, Any]:
+    return {"field": item.name, "a": fields.document(item.a), "b": fields.document(item.b)}
 
 
 def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
@@ -217,7 +241,7 @@ def _outputs(case: Pair) -> dict[str, Any]:
 def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> list[str]:
     """Say what to do next. Only what exists is named."""
     if not parts:
-        return []
+        return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
     advice = []
     if case.evidence.near_tie:
         advice.append(
@@ -232,9 +256,8 @@ def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> l
             "Unexplained: something that decides was not recorded"
             + (f"; the likeliest are {', '.join(likely)}." if likely else ".")
         )
-    elif ranking.causes[0]["try"]:
-        top = ranking.causes[0]
-        advice.append(f"To test it, set {top['field']} to the other run's value ({top['try']}) and run again.")
+    else:
+        advice += advising.steps(ranking.causes[0], case.b.run_id)
     if verdict == INCONCLUSIVE:
         advice.append("Record both runs with that field known, then compare again.")
     return advice

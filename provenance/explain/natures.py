@@ -14,6 +14,8 @@ from provenance.catalogue.fields import Spec
 
 # A number below this is a ruling: the evidence speaks against it, and the field is dismissed with that sentence.
 RULED_OUT = 0.05
+# A field that the catalogue does not know may be anything: a suspect at the end of every line.
+STRANGE = 0.25
 
 STOPPING = re.compile(r"max_(new_)?tokens|max_length|max_time|max_completion|min_(new_)?tokens|min_length|\.stop|stop_|eos|ignore_eos"
                       r"|early_stopping|finish")  # fmt: skip
@@ -38,7 +40,8 @@ PLACEMENT = re.compile(
 PADDING = re.compile(r"padding_side")
 
 NATURES = ("input", "template", "tokenizer", "context", "mask", "padding", "function", "precision", "kernel",
-           "implementation", "placement", "library", "code", "order", "decoding", "stop", "random", "dropout", "service")  # fmt: skip
+           "implementation", "placement", "library", "code", "order", "decoding", "stop", "random", "dropout", "service",
+           "stranger")  # fmt: skip
 
 
 def nature(declared: Spec) -> str:
@@ -58,7 +61,7 @@ def nature(declared: Spec) -> str:
         return "dropout"
     if declared.effect == "random":
         return "random"
-    return GROUPS.get(group, _other)(declared)
+    return "stranger" if group == "other" else GROUPS.get(group, _other)(declared)
 
 
 def _batch(declared: Spec) -> str:
@@ -178,4 +181,5 @@ FIT: dict[str, dict[str, float]] = {
 
 def fit(kind: str, declared: Spec) -> float:
     """Say how well a field goes with what the tokens show, from 0 to 1."""
-    return FIT[kind].get(nature(declared), 0.0)
+    what = nature(declared)
+    return STRANGE if what == "stranger" else FIT[kind].get(what, 0.0)

@@ -1,6 +1,11 @@
-"""The answer as text: what people paste into an incident. Terminal and Markdown dress one list of lines."""
+"""The answer as text: what people paste into an incident. Terminal and Markdown dress one list of lines.
 
+Text of others is shown and never obeyed: `visible` is what every face passes it through.
+"""
+
+import unicodedata
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Any
 
 HEADLINES = {
@@ -14,7 +19,9 @@ WHERE = {
     "weights": "the weights in memory differ", "tokenizer": "one text became other token ids",
     "prompt": "the prompts differ", "ids": "the token ids that reached the model differ",
 }  # fmt: skip
+BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DISMISSED_SHOWN = 8
+COLUMNS_SHOWN = 5
 VALUE_CHARS = 60
 Text = Callable[[int], str | None]
 
@@ -26,14 +33,15 @@ def lines(
 
     ``text_a`` and ``text_b`` give the text of a token id, where a run's texts are at hand.
     """
-    where = WHERE.get(answer["layer"] or "", "inputs or models differ")
-    out = [("head", HEADLINES[answer["verdict"]].format(where=where)), ("plain", "")]
+    out = _many(answer) if answer["runs"] else []
+    out += [("head", headline(answer)), ("plain", "")]
     out += [("plain", f"A {_place(answer['a'])}"), ("plain", f"B {_place(answer['b'])}")]
     out += _outputs(answer, text_a, text_b)
     out += _causes(answer)
     out += _dismissed(answer["dismissed"])
     out += _unknown(answer["unknown"])
-    if len(answer["pairs"]) > 1:
+    out += _declared(answer.get("declared", []))
+    if len(answer["pairs"]) > 1 and not answer["runs"]:
         out += _pairs(answer["pairs"])
     if answer["advice"]:
         out += [("plain", ""), ("head", "What to do")]
@@ -54,8 +62,32 @@ def markdown(answer: dict[str, Any], text_a: Text = lambda _: None, text_b: Text
     return "\n".join(parts) + "\n"
 
 
+def headline(answer: dict[str, Any]) -> str:
+    """Return the verdict in a sentence."""
+    where = WHERE.get(answer["layer"] or "", "inputs or models differ")
+    return HEADLINES[answer["verdict"]].format(where=where)
+
+
+def visible(text: str) -> str:
+    r"""Return text in which controls, escapes and direction marks are seen instead of acting.
+
+    >>> visible("a\x1b[31mb\u202ec\n")
+    'a\\x1b[31mb\\u202ec\\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    if char in BIDI or unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        return char.encode("unicode_escape").decode()
+    return char
+
+
 def _escape(text: str) -> str:
-    for mark in "\\`*_[]<>|":
+    text = visible(text)
+    for mark in "\\`*_[]<>|~#&":
         text = text.replace(mark, "\\" + mark)
     return text
 
@@ -73,7 +105,7 @@ def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[s
     if first is not None:
         found.append(("plain", f"The inputs part at token {first['token']}: {first['a']} in A, {first['b']} in B."))
     if at is None:
-        return found
+        return found + [("plain", f"No token evidence: {why}.") for why in [outputs.get("no_evidence")] if why]
     how = "one output is the beginning of the other; they part" if outputs["prefix"] else "the outputs part"
     found.append(
         (
@@ -114,22 +146,19 @@ def _token(side: dict[str, Any], text: Text) -> str:
 
 
 def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    if answer["outputs"]["equal"]:
+    if answer["verdict"] == "same":
         return []
     if not answer["causes"]:
-        return [("plain", ""), ("head", "No recorded difference explains it.")]
+        other = "other " if answer.get("declared") else ""
+        return [("plain", ""), ("head", f"No {other}recorded difference explains it.")]
     found: list[tuple[str, str]] = [
         ("plain", ""),
         ("head", "Likely cause" if len(answer["causes"]) == 1 else "Likely causes"),
     ]
     for number, cause in enumerate(answer["causes"], 1):
         values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
-        found.append(
-            (
-                "cause",
-                f"  {number}. {cause['field']}: {values}   [{cause['effect']}, confidence {cause['confidence']:.2f}]",
-            )
-        )
+        weight = f"{cause['effect']}, confidence {cause['confidence']:.2f}" + ", allowed" * cause.get("allowed", False)
+        found.append(("cause", f"  {number}. {cause['field']}: {values}   [{weight}]"))
         found.append(("plain", f"     {cause['because']}."))
         if cause["with"]:
             found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
@@ -159,6 +188,62 @@ def _unknown(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if len(items) > DISMISSED_SHOWN:
         found.append(("dim", f"  and {len(items) - DISMISSED_SHOWN} more (--json lists all)"))
     return found
+
+
+def _declared(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if not items:
+        return []
+    found: list[tuple[str, str]] = [("plain", ""), ("head", f"Declared to differ, and not looked at ({len(items)})")]
+    return found + [("dim", f"  {item['field']}: {short(item['a'])} / {short(item['b'])}") for item in items]
+
+
+# -- many runs --------------------------------------------------------------------------------------
+
+
+def _many(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Tell the groups, the fields by run, and what separates the groups; the pair that parts first follows."""
+    split, groups = answer["split"], answer["groups"]
+    outputs = "1 output" if len(groups) == 1 else f"{len(groups)} different outputs"
+    out = [("head", f"{len(answer['runs'])} runs, {outputs}"), ("plain", "")]
+    out += [("plain", f"  {line}") for line in grid(table(answer))]
+    out += [("plain", ""), ("cause" if split["separates"] else "plain", split["told"])]
+    for item in (*split["separates"], *split["partly"], *split["possible"]):
+        values = "; ".join(
+            f"{', '.join(map(short, values))} in group {group}" for group, values in item["values"].items()
+        )
+        out.append(("plain", f"  {item['field']}: {values}: {item['because']}."))
+        if item["with"]:
+            out.append(("plain", f"     Moved together with it: {', '.join(item['with'])}."))
+    for title, items in (("Dismissed by the groups", split["dismissed"]), ("Not known in all runs", split["unknown"])):
+        if items:
+            out += [("plain", ""), ("head", f"{title} ({len(items)})")]
+            out += [("dim", f"  {item['field']}: {item['because']}.") for item in items[:DISMISSED_SHOWN]]
+            if len(items) > DISMISSED_SHOWN:
+                out.append(("dim", f"  and {len(items) - DISMISSED_SHOWN} more (--json lists all)"))
+    return [*out, ("plain", ""), ("plain", "The two runs that part first:" if len(groups) > 1 else "Two of them:")]
+
+
+def table(answer: dict[str, Any]) -> list[list[str]]:
+    """Return the fields that tell most by run, a line of heads first."""
+    split = answer["split"]
+    named = [item["field"] for kind in ("separates", "partly", "possible") for item in split[kind]]
+    named = named or [item["field"] for item in split["dismissed"]]
+    named = named[:COLUMNS_SHOWN]
+    rows = [["run", "name", "group", *named]]
+    for item in answer["runs"]:
+        values = ["-" if item["fields"].get(name) is None else short(item["fields"][name]) for name in named]
+        rows.append([_place({"run": item["run"], **item}), item["name"], str(item["group"] or "?"), *values])
+    return rows
+
+
+def grid(rows: Many[Many[str]]) -> list[str]:
+    """Align the cells of a table.
+
+    >>> grid([["run", "group"], ["01a2", "1"]])
+    ['run   group', '01a2  1']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:

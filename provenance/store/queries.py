@@ -65,17 +65,22 @@ def find(engine: Engine, reference: str) -> str:
 
 def _tagged(connection: Connection, reference: str) -> str:
     """Find the newest run with a name or a tag: ``tag:nightly``, ``tag:suite=7``."""
-    runs, tags = tables.runs, tables.run_tags
-    key, equals, value = clean(reference[4:]).partition("=")
-    has = select(tags.c.run).where(tags.c.key == key)
-    if equals:
-        has = has.where(tags.c.value == value)
-    condition = runs.c.id.in_(has) if equals else or_(runs.c.name == key, runs.c.id.in_(has))
-    query = select(runs.c.run_id).where(condition).order_by(runs.c.started_at.desc()).limit(1)
+    runs = tables.runs
+    query = select(runs.c.run_id).where(_bears(reference[4:])).order_by(runs.c.started_at.desc()).limit(1)
     found = connection.execute(query).scalar()
     if found is None:
         raise RunNotFound(reference, [])
     return str(found)
+
+
+def _bears(tag: str) -> Any:
+    """Return the condition that a run has a name or a tag."""
+    runs, tags = tables.runs, tables.run_tags
+    key, equals, value = clean(tag).partition("=")
+    has = select(tags.c.run).where(tags.c.key == key)
+    if equals:
+        return runs.c.id.in_(has.where(tags.c.value == value))
+    return or_(runs.c.name == key, runs.c.id.in_(has))
 
 
 def log(engine: Engine, limit: int, name: str = "", status: str = "", tag: str = "") -> list[Line]:
@@ -113,6 +118,91 @@ def log(engine: Engine, limit: int, name: str = "", status: str = "", tag: str =
         query = query.where(runs.c.id.in_(has.where(tags.c.value == value) if equals else has))
     with engine.connect() as connection:
         return [Line(*tuple(row)) for row in connection.execute(query)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One output of a group of equal inputs: how often it came, and the newest sequence that holds it."""
+
+    reference: str  # empty where the newest sequence was erased
+    runs: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Equal inputs and the outputs that they gave, the most frequent first."""
+
+    text_in: str
+    runs: int
+    first_at: int
+    last_at: int
+    outputs: tuple[Answer, ...]
+
+    @property
+    def commands(self) -> list[str]:
+        """Return the commands that compare the most frequent output with each other one."""
+        kept = [output.reference for output in self.outputs if output.reference]
+        return [f"provenance diff {kept[0]} {other}" for other in kept[1:]]
+
+
+def incidents(engine: Engine, limit: int, diverged: bool) -> list[Incident]:
+    """List groups of equal input that were asked more than once, newest first; ``diverged``: with several outputs."""
+    groups, answers = tables.equal_inputs, tables.equal_outputs
+    query = select(groups).order_by(groups.c.last_at.desc(), groups.c.grp).limit(limit)
+    query = query.where(groups.c.outputs > 1) if diverged else query.where(groups.c.runs > 1)
+    found = []
+    with engine.connect() as connection:
+        for group in connection.execute(query):
+            rows = connection.execute(
+                select(answers)
+                .where(answers.c.grp == group.grp)
+                .order_by(answers.c.runs.desc(), answers.c.last_run.desc())
+            )
+            told = [_answer(connection, group.input_key, row) for row in rows]
+            outputs = tuple(answer for answer, _ in told)
+            prompt = next((text for _, text in told if text), "")
+            found.append(Incident(prompt, group.runs, group.first_at, group.last_at, outputs))
+    return found
+
+
+def _answer(connection: Connection, input_key: bytes, output: Any) -> tuple[Answer, str]:
+    """Return an output of a group with its newest sequence, and the text of the prompt."""
+    runs, rows = tables.runs, tables.sequences
+    query = (
+        select(runs.c.run_id, runs.c.batch_size, rows.c.prompt_index, rows.c.return_index, rows.c.input_preview,
+               rows.c.output_preview)
+        .select_from(rows.join(runs, (runs.c.id == rows.c.run) & (runs.c.started_at == rows.c.started_at)))
+        .where(rows.c.run == output.last_run, rows.c.input_key == input_key, rows.c.output_key == output.output_key)
+        .order_by(rows.c.prompt_index, rows.c.return_index)
+        .limit(1)
+    )  # fmt: skip
+    row = connection.execute(query).first()
+    if row is None:  # erased since
+        return Answer("", output.runs, ""), ""
+    place = f":{row.prompt_index}" + (f".{row.return_index}" if row.return_index else "")
+    reference = row.run_id + (place if row.batch_size > 1 or row.return_index else "")
+    return Answer(reference, output.runs, row.output_preview or ""), row.input_preview or ""
+
+
+def baseline(engine: Engine, tag: str, run_id: str, input_keys: Many[str], key_id: str) -> str | None:
+    """Return the newest other run with a tag or name that was asked one of some inputs, under the same key."""
+    runs, rows, streams = tables.runs, tables.sequences, tables.streams
+    try:
+        keys = [bytes.fromhex(key) for key in input_keys]
+    except ValueError:  # a file of another making
+        return None
+    query = (
+        select(runs.c.run_id)
+        .select_from(rows.join(runs, (runs.c.id == rows.c.run) & (runs.c.started_at == rows.c.started_at))
+                     .join(streams, streams.c.id == runs.c.stream))
+        .where(rows.c.input_key.in_(keys), streams.c.key_id == key_id, runs.c.run_id != run_id, _bears(tag))
+        .order_by(runs.c.started_at.desc(), runs.c.id.desc())
+        .limit(1)
+    )  # fmt: skip
+    with engine.connect() as connection:
+        found = connection.execute(query).scalar()
+    return None if found is None else str(found)
 
 
 def load(engine: Engine, run_id: str) -> Run:

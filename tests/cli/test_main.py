@@ -103,7 +103,7 @@ def test_a_broken_setting_is_one_sentence(command: Command) -> None:
 def test_wrong_options_are_one_sentence(command: Command) -> None:
     assert "limit" in sentence(command("log", "--limit", "0"))
     assert "No such option" in sentence(command("log", "--nonsense"))
-    assert "diff takes two runs and got 1" in sentence(command("diff", "last"))
+    assert "diff takes two runs or more and got 1" in sentence(command("diff", "last"))
 
 
 def test_a_file_that_is_no_export(command: Command, tmp_path: Path) -> None:

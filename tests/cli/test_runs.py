@@ -1,4 +1,4 @@
-"""log, show and diff, on runs that were really recorded."""
+"""log, show and export, on runs that were really recorded."""
 
 import json
 from pathlib import Path
@@ -80,32 +80,29 @@ def test_show_can_list_every_field(recorded: list[str], command: Command) -> Non
     assert "env.OMP_NUM_THREADS" in said
 
 
-def test_diff_of_files_needs_no_database(recorded: list[str], command: Command, tmp_path: Path) -> None:
-    for name, run in zip("ab", recorded, strict=False):
-        (tmp_path / f"{name}.json").write_text(command("show", run, "--json").stdout)
-    found = command("diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json", "--db", "/no/such.db")
-    answer = json.loads(found.stdout)
-    assert answer["schema"] == "provenance/diff/1"
-    assert found.returncode == 1
-    assert answer["verdict"] == "not_comparable"  # the arguments differ
-    same = command("diff", str(tmp_path / "a.json"), str(tmp_path / "a.json"))
-    assert same.returncode == 0
-    assert same.stdout.startswith("Same")
-
-
-def test_diff_speaks_markdown(recorded: list[str], command: Command) -> None:
-    assert command("diff", recorded[0], recorded[1], "--md").stdout.startswith("**Not comparable")
-
-
 def test_a_reference_can_name_a_row() -> None:
     assert opened.split("9f31:2.1") == ("9f31", (2, 1))
     assert opened.split("tag:nightly") == ("tag:nightly", None)
     assert opened.split("tag:nightly:3") == ("tag:nightly", (3, None))
 
 
-def test_a_row_that_is_not_there_is_one_sentence(recorded: list[str], command: Command) -> None:
-    found = command("diff", f"{recorded[0]}:5", recorded[1])
-    assert (found.returncode, "has no row 5" in found.stderr) == (2, True)
+def test_export_writes_whole_runs(recorded: list[str], command: Command, tmp_path: Path) -> None:
+    one = command("export", recorded[0]).stdout
+    assert one == command("show", recorded[0], "--json").stdout
+    assert json.loads(one)["run_id"] == recorded[0]
+    path = tmp_path / "two.json"
+    said = command("export", recorded[1], "last", "-o", str(path))
+    assert (said.returncode, said.stdout) == (0, "")
+    form = json.loads(path.read_text())
+    assert form["schema"] == "provenance/runs/1"
+    assert [item["run_id"] for item in form["runs"]] == recorded[1:]
+    assert command("export", str(path), "-o", str(path)).returncode == 0
+    assert json.loads(path.read_text()) == form
+    refused = command("show", str(path))
+    assert (refused.returncode, "holds 2 runs, and one is wanted here" in refused.stderr) == (2, True)
+    assert "names no row of one" in command("diff", f"{path}:0", recorded[0]).stderr
+    unwritable = command("export", "last", "-o", str(tmp_path / "none" / "a.json"))
+    assert (unwritable.returncode, "cannot be written: No such file" in unwritable.stderr) == (2, True)
 
 
 def test_control_characters_of_others_do_not_act(db: Path, command: Command) -> None:

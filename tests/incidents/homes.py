@@ -19,8 +19,16 @@ READ, CALLER, DERIVED, NOWHERE, UNREAD = "read", "caller", "derived", "nowhere",
 COLLECTED = (READ, DERIVED)
 ENGINES = ("vllm", "engines")  # tables of the catalogue whose fields the engines' readers take as they stand there
 BY_NAME = "provenance/fingerprint/engines.py"
-READERS = ("fingerprint", "capture", "store", "explain")
-OBJECTS = ("prefix_allowed_tokens_fn", "negative_prompt_ids", "synced_gpus", "streamer")
+READERS = ("fingerprint", "capture", "store")
+OBJECTS = (
+    "assistant_model",
+    "custom_generate",
+    "stopping_criteria",
+    "prefix_allowed_tokens_fn",
+    "negative_prompt_ids",
+    "synced_gpus",
+    "streamer",
+)
 
 
 class Case(NamedTuple):
@@ -138,6 +146,8 @@ def read_by(name: str) -> str:
     if rest and front in parts:
         path = f"provenance/fingerprint/{parts[front]}.py"
         return path if f'"{rest}"' in _sources()[path] or f'}}.{rest}"' in _sources()[path] else ""
+    if name.startswith("rng.torch_"):
+        return "provenance/capture/moment.py" if "_state_sha256" in _sources()["provenance/capture/moment.py"] else ""
     if name.startswith("draft."):
         return "provenance/capture/models.py"
     if name in ("files.NAME", "loaded.NAME.path"):

@@ -1,0 +1,109 @@
+"""What to do about an answer: the setting that removes a cause, what it costs, and the command that would prove it.
+
+The catalogue says how each field is set; what holding it still costs is said here, for the families of fields that
+people can do something about. Only commands that exist are named, and an id goes into a command only if it is one.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from provenance.catalogue.fields import spec
+
+NO_TOGGLE = ("", "-", "none")
+IDENTIFIER = re.compile(r"[0-9A-Za-z-]{1,64}")
+
+
+class Remedy(NamedTuple):
+    """What holds a family of fields still, and what that costs."""
+
+    names: tuple[str, ...]  # beginnings of names; the first family that fits is taken
+    setting: str
+    cost: str
+
+
+NOTHING = "nothing"
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(("batch.", "vllm.scheduler_config.", "sglang.max_running_requests", "sglang.chunked_prefill_size"),
+           "run the prompt in one batch shape and padding every time, alone or beside a fixed number of prompts",
+           "throughput, because prompts no longer share a forward pass as they arrive"),
+    Remedy(("torch.num_threads", "torch.num_interop_threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS",
+            "env.OPENBLAS_NUM_THREADS", "cpu.affinity", "cpu.count"),
+           "call torch.set_num_threads(n) with one n on every machine", "speed where a machine has more cores than n"),
+    Remedy(("cpu.", "env.ATEN_CPU_CAPABILITY"),
+           "compare on one type of processor, or set ATEN_CPU_CAPABILITY to the least of them before the start",
+           "speed, because the widest vectors stay unused"),
+    Remedy(("gpu.", "device."), "serve the model from one type of device", "freedom of placement"),
+    Remedy(("model.dtype", "torch.autocast", "logits.dtype"),
+           "name the type yourself with dtype= in from_pretrained, and run no autocast around the call",
+           "twice the memory, if the type you name is float32 and it was a half type"),
+    Remedy(("torch.deterministic", "torch.fill_uninitialized_memory", "env.CUBLAS_WORKSPACE_CONFIG"),
+           "call torch.use_deterministic_algorithms(True) at the start, with CUBLAS_WORKSPACE_CONFIG=:4096:8 on CUDA",
+           "speed, and an error where an operator has no deterministic form"),
+    Remedy(("torch.backends.", "torch.float32_matmul_precision", "torch.fp32_precision", "env.NVIDIA_TF32_OVERRIDE",
+            "env.TORCH_ALLOW_TF32"),
+           "set the switch at the start of every process instead of leaving it to a default",
+           "speed, where the exact setting turns a faster kernel off"),
+    Remedy(("model.attn_implementation", "torch.nn.attention"),
+           "name the attention with attn_implementation= in from_pretrained",
+           "memory and speed on long prompts, if the one you name is eager"),
+    Remedy(("torch.compile", "torch.inductor", "env.TORCHINDUCTOR", "env.TORCH_COMPILE"),
+           "run without compilation (TORCH_COMPILE_DISABLE=1), or with one configuration and one cache", "speed"),
+    Remedy(("rng.", "seed."), "seed before each call: torch.manual_seed(n)",
+           "variety, because equal prompts then draw equal answers"),
+    Remedy(("generation.",),
+           "pass it with every call instead of leaving it to the library or the checkpoint's generation_config.json",
+           NOTHING),
+    Remedy(("weights.", "adapter", "model."), "load one revision everywhere: revision=COMMIT in from_pretrained",
+           "updates that come only when you ask for them"),
+    Remedy(("tokenizer.", "chat_template.", "input."), "send the same token ids: one tokenizer, template and prompt",
+           NOTHING),
+    Remedy(("torch.version", "torch.git_version", "lib.", "python.", "mkl.", "onednn.", "openmp.", "cuda.", "cudnn.",
+            "cublas.", "nccl.", "rocm.", "os."),
+           "pin it: one image everywhere; `provenance lock` writes down what holds and `provenance check` compares",
+           "updates that become a step of their own"),
+    Remedy(("env.",), "export it before the process starts, on every machine", NOTHING),
+)  # fmt: skip
+
+
+def remedy(name: str) -> tuple[str, str]:
+    """Return the setting that holds a field still, and its cost.
+
+    >>> remedy("rng.torch_cpu_state_sha256")[0], remedy("vllm.model_config.dtype")[1]
+    ('seed before each call: torch.manual_seed(n)', 'nothing, once every process is started with it')
+    """
+    for item in REMEDIES:
+        if name.startswith(item.names):
+            return item.setting, item.cost
+    return f"give {name} one value everywhere", "nothing, once every process is started with it"
+
+
+def steps(cause: dict[str, Any], other: str) -> list[str]:
+    """Say how to remove a cause, what that costs, and how to prove it; ``other`` is the run B."""
+    name = cause["field"]
+    setting, cost = remedy(name)
+    toggle = spec(name).toggle
+    how = f" ({toggle})" if toggle not in NO_TOGGLE else ""
+    proof = (
+        f"To prove it, run A's prompt again with {name} as in B{how}, all else as in A: if "
+        f"`provenance diff {identifier(other)} last` says same, that was it."
+    )
+    return [f"To remove the cause, {setting}. It costs {cost}.", proof]
+
+
+def calm(run: str) -> list[str]:
+    """Say what to do where nothing parts."""
+    return [f"Nothing to do. `provenance lock --run {identifier(run)}` writes down what these outputs rest on."]
+
+
+def blank() -> list[str]:
+    """Say what to do where there are no outputs to compare."""
+    return ["Record both runs with their outputs kept, then compare again."]
+
+
+def identifier(run: str) -> str:
+    """Return a run's id for a command, or a word in its place: an id from a file may be anything.
+
+    >>> identifier("01a22fdc-8372"), identifier("x; rm -r .")
+    ('01a22fdc-8372', 'RUN')
+    """
+    return run if IDENTIFIER.fullmatch(run) else "RUN"
