@@ -32,6 +32,7 @@ NO_TOGGLE = ("", "-", "none")
 # lower than measured where it was perfect: no set of cases holds them all).
 CALIBRATION = ((0.0, 0.0), (0.1, 0.15), (0.2, 0.6), (0.3, 0.85), (0.5, 0.91), (0.7, 0.94), (1.0, 0.97))
 History = Mapping[str, Evidence]
+HARMLESS, ACCUSED = 5, 0.05  # pairs that differ without harm; the false-discovery rate at which the past accuses
 
 
 @dataclass(slots=True)
@@ -141,16 +142,17 @@ def _acts(declared: Spec, pair: Pair) -> float:
 
 
 def _past(history: History | None, name: str) -> float:
-    """Weigh a field by what pairs of the past showed: one that often differed without harm is hardly the cause.
+    """Weigh a field by other pairs of runs: what goes with divergence more, what often differed without harm less.
 
-    The share of divergence where it differed over that where it did not, each with one pair more of either kind.
+    Little, since in the past too several fields differ at once: at most twice, and at least a tenth.
     """
     if not history or name not in history:
         return 1.0
-    seen = history[name].counts
-    differed = (seen.differed_diverged + 1) / (seen.differed + 2)
-    equal = (seen.equal_diverged + 1) / (seen.equal + 2)
-    return min(4.0, max(0.05, differed / equal))
+    seen = history[name]
+    counts = seen.counts
+    if counts.differed >= HARMLESS and counts.differed_diverged == 0:
+        return 0.1
+    return 2.0 if seen.q <= ACCUSED else 1.0
 
 
 def _strength(item: Blind, pair: Pair, kind: str) -> float:

@@ -55,6 +55,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("tokenizer.is_fast", "tokenizer.class", "tokenizer.add_bos", "tokenizer.special_ids",
      "tokenizer.added_tokens_digest", "tokenizer.sha256", "tokenizer.vocab_size"),
     ("lib.transformers.version", "model.source_digest"),
+    ("llama_cpp.type_k", "llama_cpp.type_v"),
     ("torch.backends.cuda.flash_sdp_enabled", "torch.backends.cuda.mem_efficient_sdp_enabled",
      "torch.backends.cuda.cudnn_sdp_enabled", "torch.backends.cuda.math_sdp_enabled", "torch.sdp_priority_order",
      "torch.overrideable_sdp_enabled", "model.attention_backend_resolved_sdpa"),

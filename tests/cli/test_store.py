@@ -91,7 +91,7 @@ def test_the_writer_in_the_foreground_drains_and_stops_on_a_signal(recorded: Pat
         assert _runs(recorded) == 2
     finally:
         child.send_signal(signal.SIGINT)
-        child.communicate(timeout=10)
+        child.communicate(timeout=60)
     assert child.returncode == 130
 
 
