@@ -45,7 +45,6 @@ UNREAD: dict[str, str] = {
     ),
     "context.cwd_digest": "a path of a person's machine; it acts on nothing",
     "context.argv_digest": "arguments hold secrets; what they set is recorded as it came out",
-    "gpu.N.gcn_arch": "AMD devices are not read yet",
     "gpu.N.driver_model": "on Windows alone, where capture does not work",
     "gpu.N.conf_compute": "read for the machine as a whole: gpu.conf_compute",
     "gpu.N.topology_digest": "read for the machine as a whole: gpu.topology_digest",

@@ -63,7 +63,8 @@ GROUPS: tuple[tuple[str, ...], ...] = (
 GROUP = {name: group for group in GROUPS for name in group}
 # One device is one thing, whatever its number.
 GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",
-       "shared_memory_per_block", "mig_profile", "mig_mode")  # fmt: skip
+       "shared_memory_per_block", "mig_profile", "mig_mode", "mig_gpu_slices", "mig_compute_slices",
+       "mig_multiprocessors", "mig_memory_mb")  # fmt: skip
 
 
 def group_of(name: str) -> tuple[str, ...]:

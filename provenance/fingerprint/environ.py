@@ -6,7 +6,9 @@ change variables inside the process; an audit hook would tell of changes for fre
 again and taxes every event of the interpreter (docs/decisions/0004-environment-by-snapshot.md).
 """
 
+import hashlib
 import os
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,8 @@ from provenance.integrity.secrets import tells
 
 # Values of these hold paths; equal content at another place is no difference, but the path itself is a fact.
 LIMIT = 2000
+# A device's UUID tells one machine from all others: its digest does for a comparison.
+UUID = re.compile(r"((?:GPU|MIG)-)(?:GPU-)?[0-9A-Fa-f][0-9A-Fa-f/-]*")
 NEVER_READ = "SECRET: never read"
 
 
@@ -54,4 +58,6 @@ def field(name: str, value: str | None) -> Field:
         return Field.unset(key, "environment")
     if tells(value):
         return Field(key, None, State.REDACTED, "the value looks like a credential", "environment")
+    if name.endswith("VISIBLE_DEVICES"):
+        value = UUID.sub(lambda match: f"{match[1]}sha256:{hashlib.sha256(match[0].encode()).hexdigest()[:16]}", value)
     return Field(key, value[:LIMIT], State.VALUE, "", "environment")

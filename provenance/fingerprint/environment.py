@@ -1,8 +1,9 @@
 """The environment of a process and the switches in it, as fingerprints that are only made again when something moved.
 
 The expensive half (machine, driver) is read once. Packages and torch are read again when another framework has
-been loaded; variables when one has changed. Both are told by tuples that cost microseconds. Installed packages may add
-fields through the entry point ``provenance.collectors``: each is asked once, on its own, within two seconds.
+been loaded; variables when one has changed; what the process sees of its devices until CUDA is up. All are told by
+tuples that cost microseconds. Installed packages may add fields through the entry point ``provenance.collectors``: each
+is asked once, on its own, within two seconds.
 """
 
 import os
@@ -33,6 +34,10 @@ class Environment:
         self._lock = threading.Lock()
         # A forked child is on its parent's machine; to ask the driver again there may hang.
         self._machine: list[Field] | None = parent._machine if parent is not None else None
+        self._inventory: gpu.Inventory | None = parent._inventory if parent is not None else None
+        # Once read with CUDA up, the devices hold for good, in a forked child too.
+        self._devices: list[Field] = parent._devices if parent is not None else []
+        self._up: bool = parent._up if parent is not None else False
         self._collected: list[Field] | None = parent._collected if parent is not None else None
         self._packages: list[Field] = []
         self._libraries: list[Field] = []
@@ -45,21 +50,24 @@ class Environment:
 
     def environment(self) -> Fingerprint:
         """Return what is fixed for the process: machine, driver, packages, variables."""
-        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device())
+        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device(), gpu.up())
         current = self._environment
         if current is not None and guard == self._guard:
             return current
         with self._lock:
-            if self._machine is None:
-                self._machine = hardware.fields() + gpu.fields() + platforms.fields() + program()
+            if self._machine is None or self._inventory is None:
+                self._machine = hardware.fields() + platforms.fields() + program()
+                self._inventory = gpu.inventory()
+            if not self._up:
+                self._devices, self._up = gpu.fields(self._inventory), gpu.up()
             if not self._packages or guard[0] != (self._guard or (None,))[0]:
                 self._packages = frameworks.fields() + platforms.xpu()
                 self._look_at_libraries()
             if self._collected is None:
                 self._collected = collected()
             # The collected come first: of two fields with one name the later stands.
-            parts = (self._collected, self._machine, self._packages, self._libraries, engines.process(),
-                     environ.fields())  # fmt: skip
+            parts = (self._collected, self._machine, self._devices, self._packages, self._libraries,
+                     engines.process(), environ.fields())  # fmt: skip
             current = Fingerprint.of("environment", [item for part in parts for item in part])
             self._environment, self._guard = current, guard
             return current
