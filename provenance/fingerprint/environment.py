@@ -50,7 +50,7 @@ class Environment:
 
     def environment(self) -> Fingerprint:
         """Return what is fixed for the process: machine, driver, packages, variables."""
-        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device(), gpu.up())
+        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device(), self._up or gpu.up())
         current = self._environment
         if current is not None and guard == self._guard:
             return current

@@ -312,17 +312,16 @@ PROPERTIES = {
 
 def up() -> bool:
     """Say whether the program has brought CUDA up, without doing so. A forked child has not: it may not use it."""
-    asked = getattr(getattr(sys.modules.get("torch"), "cuda", None), "is_initialized", None)
-    return asked is not None and bool(asked())
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and hasattr(cuda, "is_initialized") and bool(cuda.is_initialized())
 
 
 def fields(known: Inventory | None = None) -> list[Field]:
     """Return driver, devices and what the process sees of them."""
     known = inventory() if known is None else known
     torch: Any = sys.modules.get("torch") if up() else None
-    ordinals = _ordinals(torch, known.devices) if torch is not None and not known.why else None
-    source = "environment" if ordinals is None else "torch"
-    seen = read("gpu.visible", lambda: _seen(known) if ordinals is None else ordinals, source)
+    ordinals = None if torch is None or known.why else _ordinals(torch, known.devices)
+    seen = read("gpu.visible", lambda: ordinals or _seen(known), "torch" if ordinals else "environment")
     found = [*known.fields, seen]
     for device in known.devices:
         found += _of_slice(device, seen)

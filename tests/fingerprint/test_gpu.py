@@ -451,3 +451,71 @@ def test_the_command_tells_the_devices_and_every_field_is_declared(
     assert fields["gpu.0.mig_profile"]["value"] == "1g.10gb"
     assert [name for name in fields if name.startswith("gpu.") and spec(name).group == "other"] == []
     assert "eeeeeeee" not in said.stdout
+
+
+# -- the script for a machine that has one ----------------------------------------------------------
+
+CHECK = str(Path(__file__).parents[2] / "scripts" / "gpu-check")
+
+
+@pytest.fixture
+def check(library: Path, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run scripts/gpu-check on a machine that NVML describes and CUDA cannot use."""
+
+    def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "machine").write_text(MIG)
+        environ = _environ(library, {"FAKE_NVML": str(tmp_path / "machine"), "CUDA_VISIBLE_DEVICES": S1, **variables})
+        command = [sys.executable, CHECK, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
+
+    return run
+
+
+def _rows(said: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split(maxsplit=2)[1:] for line in said.splitlines() if line.startswith("gpu.")}
+
+
+def test_the_check_says_in_one_sentence_that_there_is_no_gpu(
+    check: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    done = check(CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("gpu-check: torch ")
+    assert done.stderr.endswith(" sees no GPU on this machine; nothing was checked.\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_check_names_a_python_that_cannot_be_started(
+    check: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    done = check(PYTHON="/none/python")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpu-check: PYTHON=/none/python cannot be started: No such file or directory.\n"
+
+
+def test_the_check_tables_every_field_with_its_state(check: Callable[..., "subprocess.CompletedProcess[str]"]) -> None:
+    done = check("--table")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = _rows(done.stdout)
+    assert {f"gpu.0.{name}" for name in (*gpu.ASKED, *gpu.SLICED, *gpu.PROPERTIES)} | {
+        *gpu.NAMES,
+        "gpu.visible",
+    } == set(rows)
+    assert rows["gpu.0.name"] == ["value", "NVIDIA H100 80GB HBM3"]
+    assert rows["gpu.0.mig_profile"] == ["value", "1g.10gb"]
+    assert rows["gpu.topology_digest"] == ["not_applicable", "there are no two devices"]
+    assert rows["gpu.0.warp_size"] == ["unknown", "only CUDA knows it, and torch is not loaded"]
+    assert "eeeeeeee" not in done.stdout
+
+
+def test_the_check_rehearses_on_a_cpu_what_it_does_on_a_gpu(
+    check: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    done = check("--rehearse")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _rows(done.stdout)["gpu.0.mig_profile"] == ["value", "1g.10gb"]  # as the record holds it
+    *_, costs, equal, verdict = done.stdout.splitlines()
+    assert costs.startswith("NVML, every device: ")
+    assert equal == "bit-equal with and without the recorder, one prompt and 8, torch.bfloat16: yes"
+    assert verdict == "gpu-check: all held (rehearsed on the CPU, no GPU was checked)"
+    assert "could not" not in done.stderr
