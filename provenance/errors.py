@@ -9,6 +9,7 @@
     │   └── WriteRefused                   SQL that would change the store
     ├── StoreError                         the database
     │   ├── NoDatabase (FileNotFoundError)
+    │   │   └── StoreAway                  a server that does not answer now
     │   ├── SchemaMismatch                 older or newer than this code
     │   └── KeyMismatch                    the key file is not this store's
     ├── JournalError                       the spool
@@ -77,6 +78,10 @@ class StoreError(ProvenanceError):
 
 class NoDatabase(StoreError, FileNotFoundError):
     """There is no database where one was looked for."""
+
+
+class StoreAway(NoDatabase):
+    """A server does not answer: it is down, starting or full. It may come back, and whoever writes tries again."""
 
 
 class SchemaMismatch(StoreError):
