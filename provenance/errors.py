@@ -11,6 +11,7 @@
     ├── CouldNotTell                       what was asked was not recorded, with the reason
     ├── StoreError                         the database
     │   ├── NoDatabase (FileNotFoundError)
+    │   │   └── StoreAway                  a server that does not answer now
     │   ├── SchemaMismatch                 older or newer than this code
     │   └── KeyMismatch                    the key file is not this store's
     ├── JournalError                       the spool
@@ -89,6 +90,10 @@ class StoreError(ProvenanceError):
 
 class NoDatabase(StoreError, FileNotFoundError):
     """There is no database where one was looked for."""
+
+
+class StoreAway(NoDatabase):
+    """A server does not answer: it is down, starting or full. It may come back, and whoever writes tries again."""
 
 
 class SchemaMismatch(StoreError):
