@@ -209,6 +209,12 @@ def test_the_way_of_decoding_follows_from_what_chose_it() -> None:
     assert values == "the values in it that differ are listed by themselves"
 
 
+def test_a_stream_that_nobody_drew_from_is_acquitted() -> None:
+    assert judge("rng.python_state_sha256", "x", "y") == "neither run drew a random number"
+    assert judge("env.PYTHONHASHSEED", "1", "2", inputs=None) == ""
+    assert judge("generation.num_return_sequences", 1, 2, shared={"generation.num_beams": 3}) == ""
+
+
 def test_older_versions_are_not_spoken_for() -> None:
     assert judge("generation.top_p", 0.9, 1.0, shared={"lib.transformers.version": "4.20.0"}) == ""
 
