@@ -80,8 +80,12 @@ def normalize(text: str, profile: Profile = "surface") -> str:
     >>> normalize("“Yes” －  ok\r\n"), normalize("Straße\u200b", "loose"), normalize("a  b ", ["trailing"])
     ('"Yes" - ok', 'strasse', 'a  b')
     """
-    for name in steps(profile):
-        text = STEPS[name](text)
+    names = steps(profile)
+    before = None
+    while text != before:  # a step can bring together what an earlier one composes
+        before = text
+        for name in names:
+            text = STEPS[name](text)
     return text
 
 
