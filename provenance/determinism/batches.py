@@ -1,9 +1,9 @@
 """Fixed shapes: a prompt meets batches of one size and one padded length, whether it comes alone or in company.
 
-Kernels are chosen by shape, and another kernel sums in another order: so a prompt can get another answer in a batch than
-alone. Where every call has the same shape, that cause is gone. What is left (a kernel that treats rows unequally, experts
-with a capacity, quantisation over the whole batch) is not promised away: ``measure`` counts on this machine, with this
-model and these prompts, how many answers still hang on company, and what the padding costs.
+Kernels are chosen by shape, and another kernel sums in another order: so a prompt can get another answer in a batch
+than alone. Where every call has the same shape, that cause is gone. What is left (a kernel that treats rows unequally,
+experts with a capacity, quantisation over the whole batch) is not promised away: ``measure`` counts on this machine,
+with this model and these prompts, how many answers still hang on company, and what the padding costs.
 
     shapes = Shapes(rows=8, lengths=(64, 256, 1024), pad=tokenizer.pad_token_id)
     answers = generate(model, prompts, shapes, max_new_tokens=64)
@@ -125,7 +125,8 @@ class Measured:
         return (
             f"{self.differ} of {self.prompts} prompts are answered otherwise in company than alone with fixed shapes "
             f"({self.shapes.rows} rows; padded to {lengths}), {self.differ_plain} without.\n"
-            f"Time: {cost['alone']:.1f} times that of a prompt alone, {cost['company']:.1f} times that of full batches.\n"
+            f"Time: {cost['alone']:.1f} times that of a prompt alone, {cost['company']:.1f} times that of "
+            "full batches.\n"
             f"Counted on this machine ({self.device}), with this model and these prompts; elsewhere count again."
         )
 
@@ -137,7 +138,8 @@ def measure(model: Any, prompts: Sequence[Ids], shapes: Shapes, **settings: Any)
     """
     _greedy(settings)
     took: dict[str, float] = {}
-    fixed, plain = [], []
+    fixed: list[list[list[int]]] = []
+    plain: list[list[list[int]]] = []
     for act in (generate, _plain):  # the first call of a shape is slower
         act(model, prompts[:1], shapes, **settings)
     for way, order in (("alone", None), ("company", 1), ("reversed", -1)):

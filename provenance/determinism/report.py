@@ -1,4 +1,4 @@
-"""What a request for steadiness came to: a row for each switch, and states kept for blocks that may end in any order."""
+"""What a request for steadiness came to: a row a switch, and states kept for blocks that end in any order."""
 
 import os
 from collections.abc import Iterator

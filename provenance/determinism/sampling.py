@@ -4,9 +4,9 @@
     model.generate(**inputs, generation_config=config)
     print(changes)      # what was changed, and who had set it
 
-`generate` fills every unset field from the model's own generation config, which came with the checkpoint, and then from the
-library's defaults. So each field gets its neutral value, with which it does nothing. A few have none; where the checkpoint
-sets one of those, that is said, with the line that clears it.
+`generate` fills every unset field from the model's own generation config, which came with the checkpoint, and then from
+the library's defaults. So each field gets its neutral value, with which it does nothing. A few have none; where the
+checkpoint sets one of those, that is said, with the line that clears it.
 """
 
 import copy
@@ -28,7 +28,8 @@ NEUTRAL: dict[str, Any] = {
 }  # fmt: skip
 # Read only where tokens are drawn. 50 is what the library puts for an unset top_k; 0 turns it off.
 DRAWING: dict[str, Any] = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
 }  # fmt: skip
 GREEDY: dict[str, Any] = {**DRAWING, "top_k": 50, "min_p": None}  # what makes no warning under do_sample=False
 # Fields that act and have no neutral value: None lets the checkpoint's through.
@@ -97,9 +98,10 @@ def greedy(model: Any, *, keep: Iterable[str] = (), clear: bool = False, **setti
 def clean_sampling(config: Any, *, model: Any = None, clear: bool = False, **settings: Any) -> Cleaned:
     """Return a generation config for sampling in which every field stands, and what was changed for it.
 
-    ``config`` is a generation config, or a model, whose own is taken. What it sets is kept; everything else gets the value
-    with which it does nothing, so that neither the checkpoint nor the library adds to it (the library adds ``top_k=50``).
-    ``model`` is the model that it is for: its fields without a neutral value are named, and removed with ``clear``.
+    ``config`` is a generation config, or a model, whose own is taken. What it sets is kept; everything else gets the
+    value with which it does nothing, so that neither the checkpoint nor the library adds to it (the library adds
+    ``top_k=50``). ``model`` is the model that it is for: its fields without a neutral value are named, and removed with
+    ``clear``.
 
     Raises BadSetting for a configuration that is none, and for a temperature of 0.
     """

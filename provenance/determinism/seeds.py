@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from provenance.determinism.report import ABSENT, ALREADY, LATE, SET, Kept, Report, started_with
 from provenance.errors import BadSetting
@@ -65,13 +65,13 @@ def seed_all(seed: int) -> Report:
 
 def _tell_device(report: Report, torch: Any, kind: str, seed: int) -> None:
     name = f"rng.torch_{kind}"
-    built = {
+    builds: dict[str, Callable[[], Any]] = {
         "cuda": lambda: torch.version.cuda is not None or torch.version.hip is not None,
         "mps": lambda: torch.backends.mps.is_available(),
         "xpu": lambda: torch.xpu._is_compiled(),
-    }[kind]
+    }
     try:
-        there = bool(built())
+        there = bool(builds[kind]())
     except AttributeError:
         there = False
     if not there:
@@ -204,7 +204,7 @@ class seeded:  # noqa: N801 - it is written as a word: `with provenance.seeded(4
         """Return the block for one call: its draws depend on the seed and the parts, and on nothing that ran before."""
         return cls(cls.derive(seed, *parts))
 
-    def __enter__(self) -> "seeded":
+    def __enter__(self) -> Self:
         _turn.acquire()
         try:
             entry = _kept.push(states())

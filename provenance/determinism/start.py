@@ -1,7 +1,7 @@
 """Steadiness from the first line of a program on, as `provenance run --deterministic --seed 42` asks for it.
 
-The variables that must stand before Python starts are set by whoever starts it; the rest is done here, in the new process:
-what is loaded already at once, NumPy and torch as they are loaded.
+The variables that must stand before Python starts are set by whoever starts it; the rest is done here, in the new
+process: what is loaded already at once, NumPy and torch as they are loaded.
 """
 
 import random

@@ -1,9 +1,10 @@
-"""The table of switches that steadiness asks for: one line a switch, with how it is read and written and what it shall be.
+"""The table of switches that steadiness asks for: one line each, how it is read and written and what it shall be.
 
-Reading is the fingerprint's own, so that what is held here is what a record shows. Precision of float32 needs more: torch
-has an old interface (`allow_tf32`, `set_float32_matmul_precision`) and a new one (`fp32_precision`), the old setters write
-into the new settings, and after a mixed use the old getters raise. So the two old settings are kept with what they write
-into, a setting that inherits is read with its parents out of the way, and what is right already is not written at all.
+Reading is the fingerprint's own, so that what is held here is what a record shows. Precision of float32 needs more:
+torch has an old interface (`allow_tf32`, `set_float32_matmul_precision`) and a new one (`fp32_precision`), the old
+setters write into the new settings, and after a mixed use the old getters raise. So the two old settings are kept with
+what they write into, a setting that inherits is read with its parents out of the way, and what is right already is not
+written at all.
 """
 
 import sys
@@ -100,9 +101,7 @@ def _own_parent(torch: Any, key: tuple[str, str]) -> str:
 
 
 def _read_matmul(torch: Any) -> tuple[str, ...]:
-    """Read the old word for products, and what its setter writes into. After a mixed use its getter raises: then the
-    two are set aside for a moment.
-    """
+    """Read the old word for products, and what its setter writes into."""
     if not _new_api(torch):
         return (str(torch.get_float32_matmul_precision()),)
     own = _own(torch, *MATMUL)
@@ -113,6 +112,7 @@ def _read_matmul(torch: Any) -> tuple[str, ...]:
 
 
 def _old_matmul(torch: Any, own: list[str]) -> str:
+    """Find the old word where its getter raises, after a mixed use: with the new settings aside for a moment."""
     try:
         for key in MATMUL:
             _set(torch, key, "ieee")
@@ -228,6 +228,7 @@ def _kernel(kind: str, steady: bool) -> Switch:
     return _plain(f"torch.backends.cuda.{kind}_sdp_enabled", steady, write, "", "math")
 
 
+ON, OFF = True, False
 CHOICE = "timing picks the algorithm otherwise"
 # In the order of writing. Restoring runs the same way: the old settings first, since they write into the new.
 TABLE: tuple[Switch, ...] = (
@@ -236,26 +237,26 @@ TABLE: tuple[Switch, ...] = (
     Switch("torch.backends.cudnn.allow_tf32", (False, "none", "none"), _read_conv, _write_conv,
            lambda value: value[0] is False and all(own in EXACT for own in value[1:]), "torch starts with it on"),
     *(_precision(name, key) for name, key in {**PARENTS, **CHILDREN}.items()),
-    _attribute("cudnn.benchmark", False, CHOICE),
-    _attribute("cudnn.deterministic", True),
-    _attribute("mkldnn.deterministic", True),
+    _attribute("cudnn.benchmark", OFF, CHOICE),
+    _attribute("cudnn.deterministic", ON),
+    _attribute("mkldnn.deterministic", ON),
     _reduced("fp16"),
     _reduced("bf16"),
-    _attribute("cuda.matmul.allow_fp16_accumulation", False),
-    _plain("torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed", False,
+    _attribute("cuda.matmul.allow_fp16_accumulation", OFF),
+    _plain("torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed", OFF,
            lambda torch, value: torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(value)),
-    _plain("torch.cuda.tunable", False, lambda torch, value: torch.cuda.tunable.enable(value), CHOICE),
-    _plain("torch.deterministic_warn_only", False, _warn, "what has no deterministic form raises", "strict"),
-    _plain("torch.deterministic_warn_only", True, _warn, "what has no deterministic form warns", "warn"),
-    _plain("torch.deterministic_algorithms", True, _enable),
-    _plain("torch.fill_uninitialized_memory", True,
+    _plain("torch.cuda.tunable", OFF, lambda torch, value: torch.cuda.tunable.enable(value), CHOICE),
+    _plain("torch.deterministic_warn_only", OFF, _warn, "what has no such form raises", "strict"),
+    _plain("torch.deterministic_warn_only", ON, _warn, "what has no such form warns", "warn"),
+    _plain("torch.deterministic_algorithms", ON, _enable),
+    _plain("torch.fill_uninitialized_memory", ON,
            lambda torch, value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value)),
     *(_kernel(kind, kind == "math") for kind in ("math", "flash", "mem_efficient", "cudnn")),
-    _compiler("deterministic", True),
-    _compiler("max_autotune", False, CHOICE),
-    _compiler("max_autotune_gemm", False, CHOICE),
-    _compiler("coordinate_descent_tuning", False, CHOICE),
-    _compiler("use_fast_math", False),
+    _compiler("deterministic", ON),
+    _compiler("max_autotune", OFF, CHOICE),
+    _compiler("max_autotune_gemm", OFF, CHOICE),
+    _compiler("coordinate_descent_tuning", OFF, CHOICE),
+    _compiler("use_fast_math", OFF),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Traps in decoding settings: small pure rules over fields, each with the versions it was shown in, its cost and its cure.
+"""Traps in decoding settings: small pure rules over fields, each with its versions, its cost and its cure.
 
 A rule looks at the fields of a recorded run, of a model folder or of a live model, and says what stands there that does
 something nobody asked for, or looks as if it did and does nothing. The tests show each rule of transformers on the
@@ -26,7 +26,8 @@ ACTING: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,), "encoder_repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,), "bad_words_ids": ([],), "sequence_bias": ({}, []), "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],), "min_new_tokens": (0,), "min_length": (0,), "forced_bos_token_id": (),
-    "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "watermarking_config": (), "guidance_scale": (1.0,),
+    "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "watermarking_config": (),
+    "guidance_scale": (1.0,),
     "penalty_alpha": (0.0,), "token_healing": (False,), "dola_layers": (),
 }  # fmt: skip
 
@@ -138,7 +139,9 @@ def _supplied(facts: Facts) -> Iterator[Hit]:
     for name in ("do_sample", *DRAWN):
         full = f"generation.{name}"
         if facts.source(full) == "model" and not _inert(facts.setting(name), DRAWN.get(name, (False,))):
-            because = "generation_config.json of the checkpoint supplies it, and an update of the checkpoint can change it"
+            because = (
+                "generation_config.json of the checkpoint supplies it, and an update of the checkpoint can change it"
+            )
             write = "do_sample=False" if name == "do_sample" else f"{name}={facts.setting(name)!r}"
             yield Hit(full, because, write)
 
@@ -152,7 +155,9 @@ def _top_k(facts: Facts) -> Iterator[Hit]:
 
 def _cold(facts: Facts) -> Iterator[Hit]:
     if facts.sampled and facts.setting("temperature") == 0:
-        yield Hit("generation.temperature", "do_sample with a temperature of 0 raises; greedy is meant", "do_sample=False")
+        yield Hit(
+            "generation.temperature", "do_sample with a temperature of 0 raises; greedy is meant", "do_sample=False"
+        )
 
 
 def _right(facts: Facts) -> Iterator[Hit]:
@@ -178,22 +183,22 @@ def _mask(facts: Facts) -> Iterator[Hit]:
 
 def _date(facts: Facts) -> Iterator[Hit]:
     if facts.value("chat_template.uses_date") is True:
-        yield Hit("chat_template.uses_date", "the template can put today's date into the prompt: another prompt each day",
+        yield Hit("chat_template.uses_date", "the template can put the date into the prompt: another prompt each day",
                   "apply_chat_template(..., date_string='26 Jul 2024'), if the template takes one")  # fmt: skip
 
 
 def _lossy(facts: Facts) -> Iterator[Hit]:
     if facts.setting("assistant_ensemble_weight") is not None:
-        yield Hit("generation.assistant_ensemble_weight", "drafted tokens are accepted from a mixture of both models: the "
-                  "output is no longer the large model's", "assistant_ensemble_weight=None")  # fmt: skip
+        yield Hit("generation.assistant_ensemble_weight", "drafted tokens are accepted from a mixture of both models: "
+                  "the output is no longer the large model's", "assistant_ensemble_weight=None")  # fmt: skip
 
 
 def _history(facts: Facts) -> Iterator[Hit]:
     earlier, prompt = facts.value("model.previous_max_cache_length"), facts.value("batch.max_length")
     new, kind = facts.setting("max_new_tokens"), facts.setting("cache_implementation")
     if "static" in str(kind) and all(isinstance(n, int) for n in (earlier, prompt, new)) and earlier > prompt + new:
-        yield Hit("model.previous_max_cache_length", f"the static cache has {earlier} places since an earlier, longer call, "
-                  f"and {prompt + new} are needed: attention sums over another length",
+        yield Hit("model.previous_max_cache_length", f"the static cache has {earlier} places since an earlier, longer "
+                  f"call, and {prompt + new} are needed: attention sums over another length",
                   "del model._previous_max_cache_length, or max_cache_len=N at every call")  # fmt: skip
 
 
@@ -216,7 +221,7 @@ def _unseeded(facts: Facts) -> Iterator[Hit]:
 
 def _best_effort(facts: Facts) -> Iterator[Hit]:
     if facts.value("service.request.seed") is not None and facts.runtime in ("openai", "anthropic", "http"):
-        yield Hit("service.request.seed", "a service takes a seed at best as a wish: nothing tells whether it was followed",
+        yield Hit("service.request.seed", "a service takes a seed as a wish: nothing tells whether it was followed",
                   "compare system_fingerprint, and several answers")  # fmt: skip
 
 
@@ -266,7 +271,9 @@ def _note(rule: Rule, version: Any) -> str:
     if rule.runtime != "transformers" or not isinstance(version, str) or version.startswith(rule.shown + "."):
         return ""
     known = parts(version) >= parts(rule.versions.removeprefix(">="))
-    return f"shown on transformers {rule.shown}; this is {version}" + ("" if known else ", which is older than the rule")
+    return f"shown on transformers {rule.shown}; this is {version}" + (
+        "" if known else ", which is older than the rule"
+    )
 
 
 def parts(version: str) -> tuple[int, ...]:
@@ -300,7 +307,9 @@ def of_folder(folder: Path, version: str = "") -> Facts:
     tokenizer = _json(folder / "tokenizer_config.json")
     if config is None and settings is None and tokenizer is None:
         raise BadFile(f"{folder} holds none of config.json, generation_config.json and tokenizer_config.json.")
-    values: dict[str, Any] = {f"generation.{name}": value for name, value in (settings or {}).items() if name[:1] != "_"}
+    values: dict[str, Any] = {
+        f"generation.{name}": value for name, value in (settings or {}).items() if name[:1] != "_"
+    }
     if config is not None:
         values["model.is_encoder_decoder"] = bool(config.get("is_encoder_decoder", False))
     if tokenizer is not None:

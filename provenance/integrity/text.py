@@ -1,7 +1,8 @@
+# ruff: noqa: RUF001, RUF002 - characters that look alike are the matter of this file
 """Texts that say the same in other characters: steps that even out, each with a name, pure and in a fixed order.
 
-A difference that is gone after the steps of a profile is one of the surface. The profile is part of the statement: say which
-one it was.
+A difference that is gone after the steps of a profile is one of the surface. The profile is part of the statement: say
+which one it was.
 """
 
 import re
@@ -10,12 +11,17 @@ from collections.abc import Callable, Iterable
 
 from provenance.errors import BadSetting
 
-QUOTES = {"‘": "'", "’": "'", "‚": "'", "‛": "'", "′": "'", "“": '"', "”": '"', "„": '"', "‟": '"', "″": '"',
-          "«": '"', "»": '"', "‹": "'", "›": "'"}  # fmt: skip
-DASHES = {"‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "−": "-"}
+Table = dict[str, str | int | None]
+QUOTES: Table = {
+    "‘": "'", "’": "'", "‚": "'", "‛": "'", "′": "'", "“": '"', "”": '"', "„": '"', "‟": '"', "″": '"', "«": '"',
+    "»": '"', "‹": "'", "›": "'",
+}  # fmt: skip
+DASHES: Table = {"‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "−": "-"}
 # Punctuation of Chinese and Japanese and its ASCII counterpart, beyond the full-width forms.
-IDEOGRAPHIC = {"。": ".", "、": ",", "「": '"', "」": '"', "『": '"', "』": '"', "【": "[", "】": "]", "〈": "<", "〉": ">",
-               "《": "<", "》": ">", "〜": "~", "・": "·"}  # fmt: skip
+IDEOGRAPHIC: Table = {
+    "。": ".", "、": ",", "「": '"', "」": '"', "『": '"', "』": '"', "【": "[", "】": "]", "〈": "<", "〉": ">",
+    "《": "<", "》": ">", "〜": "~", "・": "·",
+}  # fmt: skip
 INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad"))
 LINES = re.compile("\r\n?|\u0085|\u2028|\u2029")
 BLANKS = re.compile(r"[^\S\n]+")
@@ -23,8 +29,8 @@ BLANKS = re.compile(r"[^\S\n]+")
 
 def _width(text: str) -> str:
     """Turn full-width ASCII and ideographic punctuation into ASCII; letters of other scripts stay."""
-    wide = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
-    return text.translate(wide | str.maketrans(IDEOGRAPHIC))
+    wide: dict[int, str | int | None] = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+    return text.translate({**wide, 0x3000: " ", **str.maketrans(IDEOGRAPHIC)})
 
 
 # In the order in which they are applied, whatever order they are asked for in.
@@ -73,9 +79,9 @@ def steps(profile: Profile) -> tuple[str, ...]:
 def normalize(text: str, profile: Profile = "surface") -> str:
     r"""Even out what does not matter in a text.
 
-    ``profile`` is ``exact``, ``strict`` (Unicode form, line ends, trailing blanks), ``surface`` (and invisible characters,
-    full-width forms, quotes, dashes, white space), ``loose`` (and compatibility forms, all white space, case), or a list of
-    steps. Once is enough: to normalise again changes nothing.
+    ``profile`` is ``exact``, ``strict`` (Unicode form, line ends, trailing blanks), ``surface`` (and invisible
+    characters, full-width forms, quotes, dashes, white space), ``loose`` (and compatibility forms, all white space,
+    case), or a list of steps. Once is enough: to normalise again changes nothing.
 
     >>> normalize("“Yes” －  ok\r\n"), normalize("Straße\u200b", "loose"), normalize("a  b ", ["trailing"])
     ('"Yes" - ok', 'strasse', 'a  b')

@@ -1,3 +1,4 @@
+# ruff: noqa: NPY002 - the global generator is the one that programs draw from
 """Seeds: everything that is loaded starts from one, a block leaves no trace, and a call's seed depends on its name alone."""
 
 import random
@@ -104,8 +105,7 @@ def test_a_block_draws_from_its_seed_and_leaves_no_trace() -> None:
 def test_an_exception_brings_the_states_back_too() -> None:
     before = state()
     with pytest.raises(KeyError), provenance.seeded(7):
-        draw()
-        raise KeyError
+        raise KeyError(draw())
     assert state() == before
 
 
@@ -146,7 +146,8 @@ def test_a_sampled_generate_does_not_depend_on_what_ran_before() -> None:
     def ask() -> list[list[int]]:
         with provenance.seeded.call(42, "prompt", 3):
             out = model.generate(models.tensor(), do_sample=True, max_new_tokens=12, eos_token_id=None)
-        return out.tolist()
+        rows: list[list[int]] = out.tolist()
+        return rows
 
     alone = ask()
     with provenance.seeded(1):
@@ -172,7 +173,7 @@ def test_every_engine_takes_the_seed_of_a_call(seed: int, parts: list[str | int]
 
 def test_seeds_that_wait_for_a_device_wait_again_afterwards() -> None:
     """torch keeps the last seed for CUDA until CUDA is in use; a block may not leave its own there."""
-    tracker = torch.cuda._lazy_seed_tracker  # type: ignore[attr-defined]
+    tracker = torch.cuda._lazy_seed_tracker
     torch.cuda.manual_seed_all(5)
     before = dict(vars(tracker))
     with provenance.seeded(6):
@@ -182,7 +183,7 @@ def test_seeds_that_wait_for_a_device_wait_again_afterwards() -> None:
 
 def test_a_device_that_came_into_use_inside_gets_the_seed_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    found = {"call_order": [None, (lambda: called.append("waited"), [])]}
+    found: dict[str, Any] = {"call_order": [None, (lambda: called.append("waited"), [])]}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "seed_all", lambda: called.append("anew"))
     seeds._unwait(torch, "cuda", found)
