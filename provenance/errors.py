@@ -19,6 +19,7 @@
     │   └── BadSegment                     a header that is foreign, newer or damaged
     ├── IntegrityError
     │   └── NotCanonical (TypeError)       a value that has no canonical bytes
+    ├── NotDeterministic (RuntimeError)    an operator that has no deterministic form, under strict
     └── MissingExtra (ImportError)         an optional dependency, with the line that installs it
 
 A message is one sentence or two: what happened, to which value, what to do next.
@@ -122,6 +123,21 @@ class IntegrityError(ProvenanceError):
 
 class NotCanonical(IntegrityError, TypeError):
     """A value that has no canonical bytes."""
+
+
+class NotDeterministic(ProvenanceError, RuntimeError):
+    """An operator without a deterministic form was used where one was demanded.
+
+    >>> print(NotDeterministic("put_"))
+    put_ has no deterministic form here. Use another operator, or provenance.deterministic() without strict: it warns.
+    """
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        super().__init__(
+            f"{operator} has no deterministic form here. Use another operator, or provenance.deterministic() without "
+            "strict: it warns."
+        )
 
 
 class MissingExtra(ProvenanceError, ImportError):
