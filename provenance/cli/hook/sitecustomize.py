@@ -27,8 +27,7 @@ def _instrument() -> None:
 def _steady() -> None:
     """Hold what `provenance run --deterministic --seed N` asks for, from the first line of the program on."""
     try:
-        from provenance.capture.auto import Watcher
-
+        from provenance.capture.wrap import Watcher
         from provenance.determinism.start import begin
 
         loaded = begin(os.environ)
