@@ -96,7 +96,7 @@ def ask(
     if tools:
         facts["input.tools_digest"] = sealed(key, "tools", tools)
     before = None
-    if runtime == "llama_cpp" and getattr(engine, "n_tokens", 0):
+    if runtime == "llama_cpp" and engine.n_tokens:
         before = engine._input_ids.copy()
     return Asked(runtime, method, given, arguments, len(items), tuple(payloads), facts, key, before)
 
@@ -117,7 +117,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _asked(item: Any, beside: Mapping[str, Any], row: int) -> Iterable[Payload]:
-    ids = item if _is_ids(item) else item.get("prompt_token_ids") if isinstance(item, Mapping) else None
+    ids: Any = item if _is_ids(item) else item.get("prompt_token_ids") if isinstance(item, Mapping) else None
     if _is_ids(ids):
         yield Payload(ROLE["prompt.ids"], BUFFER, buffers.ids(ids), row)
     rest = dict(beside)
@@ -226,7 +226,7 @@ def _dicts(asked: Asked, engine: Any, result: Any) -> Iterable[One]:  # noqa: AR
 def _choices(asked: Asked, engine: Any, result: Any) -> Iterable[One]:
     """Read the completions of llama.cpp; of a stream, the pieces put together."""
     pieces = result if isinstance(result, Streamed) else [result]
-    usage = next((item["usage"] for item in pieces if item.get("usage")), {})
+    usage: Mapping[str, Any] = next((item["usage"] for item in pieces if item.get("usage")), {})
     texts: list[str] = []
     calls, logprobs, reason = [], [], None
     for choice in (choice for item in pieces for choice in item.get("choices", ())):
@@ -265,8 +265,9 @@ def _llama_facts(asked: Asked, engine: Any, made: list[One]) -> dict[str, Any]:
         facts["llama_cpp.prefix_reuse"] = Field.unknown("llama_cpp.prefix_reuse", why)
     else:
         numpy = sys.modules["numpy"]
-        same = asked.before[: len(prompt)] == numpy.asarray(prompt, dtype=asked.before.dtype)
-        facts["llama_cpp.prefix_reuse"] = len(prompt) if bool(same.all()) else int(same.argmin())
+        most = min(len(prompt), len(asked.before))
+        same = asked.before[:most] == numpy.asarray(prompt[:most])
+        facts["llama_cpp.prefix_reuse"] = most if bool(same.all()) else int(same.argmin())
     return facts
 
 
