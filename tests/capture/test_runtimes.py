@@ -11,7 +11,7 @@ import pytest
 
 import provenance
 from provenance import recorder as recorders
-from provenance.capture import runtimes
+from provenance.capture import answers, runtimes
 from provenance.errors import UsageError
 from provenance.facts import ROLE, End, Run, State
 from provenance.integrity import values
@@ -85,7 +85,9 @@ def test_settings_that_differ_from_prompt_to_prompt_are_kept_as_a_list(db: Path)
 def test_a_conversation_is_one_run_and_tools_and_schemas_are_no_fields(db: Path) -> None:
     llm = provenance.wrap(fakes.LLM())
     tools = [{"type": "function", "function": {"name": "private_tool"}}]
-    llm.chat([{"role": "user", "content": "hi"}], fakes.SamplingParams(structured_outputs={"regex": "pri[v]ate"}), tools)
+    llm.chat(
+        [{"role": "user", "content": "hi"}], fakes.SamplingParams(structured_outputs={"regex": "pri[v]ate"}), tools
+    )
     run = _only(db)  # generate, which chat calls, is no run of its own
     assert run.operation == "chat"
     assert run.sequences[0].input_value == {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
@@ -103,7 +105,10 @@ def test_sglang_is_recorded_whole_in_batches_and_streamed(db: Path) -> None:
     whole, batch, streamed = models.runs(db)
     assert whole.sequences[0].output_ids == tuple(fakes.tokens("ab", 3))
     assert (whole.sequences[0].output_text, whole.sequences[0].finish) == ("abc", "eos")
-    assert (whole.fields["sglang.sampling.temperature"].reason, whole.fields["sglang.tp_size"].value) == ("requested", 1)
+    assert (whole.fields["sglang.sampling.temperature"].reason, whole.fields["sglang.tp_size"].value) == (
+        "requested",
+        1,
+    )
     assert whole.fields["generation.do_sample"].value is False
     assert [item.row for item in batch.sequences] == [0, 1]
     assert streamed.sequences[0].input_ids == (1, 2)
@@ -132,7 +137,10 @@ def test_llama_cpp_is_recorded_through_all_its_doors(db: Path, tmp_path: Path) -
     assert called.sequences[0].finish == "length"
     assert called.sequences[0].output_text == "".join(chr(97 + t % 26) for t in fakes.tokens("hello", 3))
     assert called.fields["llama_cpp.sampling.temperature"].source == "call"
-    assert (called.fields["llama_cpp.sampling.top_k"].value, called.fields["llama_cpp.sampling.top_k"].source) == (40, "library")
+    assert (called.fields["llama_cpp.sampling.top_k"].value, called.fields["llama_cpp.sampling.top_k"].source) == (
+        40,
+        "library",
+    )
     assert called.fields["seed.llama_cpp"].value == 0xFFFFFFFF  # a seed of 0 is replaced by the random one
     assert (called.fields["llama_cpp.prefix_reuse"].value, second.fields["llama_cpp.prefix_reuse"].value) == (0, 5)
     assert (second.fields["seed.llama_cpp"].value, second.fields["seed.request"].value) == (4, 4)
@@ -234,7 +242,9 @@ def test_a_runtime_of_an_installed_package_is_asked_and_one_that_fails_is_one_wa
     monkeypatch.setattr(runtimes, "entry_points", lambda group: points if group == "provenance.runtimes" else [])
     found: Any = provenance.wrap(5)
     assert found == ("seen", 5)
-    assert [record.getMessage() for record in caplog.records] == ["provenance could not use the runtime broken: LookupError: int"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "provenance could not use the runtime broken: LookupError: int"
+    ]
     with pytest.raises(UsageError, match="has no generate"):
         provenance.wrap("text")
 
@@ -253,8 +263,12 @@ def _failpoints() -> Iterator[tuple[str, Any, str]]:
         for name, value in vars(module).items():
             if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
                 yield f"{room}.{name}", module, name
-            elif isinstance(value, type) and value.__module__ == module.__name__ and not issubclass(value, (tuple, list)):
-                yield from ((f"{room}.{name}.{inner}", value, inner) for inner in vars(value) if callable(vars(value)[inner]))
+            elif (
+                isinstance(value, type) and value.__module__ == module.__name__ and not issubclass(value, (tuple, list))
+            ):
+                yield from (
+                    (f"{room}.{name}.{inner}", value, inner) for inner in vars(value) if callable(vars(value)[inner])
+                )
 
 
 FAILPOINTS = [point for point in _failpoints() if point[0] not in DOORS]
@@ -292,10 +306,10 @@ def test_whatever_of_ours_breaks_the_engine_does_not_notice(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, attribute, broken)
-        for table in (runtimes.SETTINGS, runtimes.answers.ANSWERS):
+        for table in (runtimes.SETTINGS, answers.ANSWERS):
             for key, value in list(table.items()):
                 if getattr(value, "__name__", "") == attribute:
-                    patched.setitem(table, key, broken)  # type: ignore[arg-type]
+                    patched.setitem(table, key, broken)
         seen = _program()
     assert repr(seen) == repr(expected)
     assert fired, "a failpoint that is never passed proves nothing"

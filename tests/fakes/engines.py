@@ -12,7 +12,7 @@ from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 
 
@@ -203,7 +203,7 @@ class Llama:
 
     @property
     def _input_ids(self) -> Any:
-        return numpy.array(self._held, dtype=numpy.intc)
+        return np.array(self._held, dtype=np.intc)
 
     def n_ctx(self) -> int:
         """Return the size of the context."""
@@ -218,7 +218,11 @@ class Llama:
         if stream:
             return pieces
         text = "".join(piece["choices"][0]["text"] for piece in pieces)
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": max_tokens, "total_tokens": len(prompt) + max_tokens}
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": max_tokens,
+            "total_tokens": len(prompt) + max_tokens,
+        }
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": "length"}
         return {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": usage}
 
