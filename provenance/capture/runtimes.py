@@ -241,11 +241,16 @@ def _of_objects(asked: answers.Asked, engine: Any) -> list[Field]:
         return [Field.unknown(name, "no parameters were given; the engine's own defaults are not seen")]
     many = list(params) if isinstance(params, (list, tuple)) else [params]
     front = f"{asked.runtime}.sampling."
-    names = [field.removeprefix(front) for field in table() if field.startswith(front) and "NAME" not in field]
+    names = list(_declared(front))
     if asked.runtime != "vllm":
         names = sorted(name for name in dir(many[0]) if not name.startswith("_") and _simple(many[0], name))
     bare = _bare(type(many[0]))
     return [_setting(asked, front + name, name, many, bare, source) for name in names if name != "lora_request"]
+
+
+@functools.lru_cache(maxsize=4)
+def _declared(front: str) -> tuple[str, ...]:
+    return tuple(field.removeprefix(front) for field in table() if field.startswith(front) and "NAME" not in field)
 
 
 def _simple(holder: Any, name: str) -> bool:

@@ -253,7 +253,7 @@ def test_a_runtime_of_an_installed_package_is_asked_and_one_that_fails_is_one_wa
 
 DOORS = {
     "runtimes.wrap_engine", "runtimes.by_entry_point", "runtimes.put_on", "runtimes.take_off", "runtimes.observed",
-    "runtimes._pieces",
+    "runtimes._pieces", "runtimes._declared",
 }  # fmt: skip
 
 
