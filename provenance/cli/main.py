@@ -36,6 +36,7 @@ COMMANDS: dict[str, Entry] = {
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),
     "check": Entry("lock", "check", "Compare this machine and model with provenance.lock; exit code 1 on drift."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
+    "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),
 }
 OVERVIEW = """The flight recorder for model inference, and the investigator who reads it.
