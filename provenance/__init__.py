@@ -15,28 +15,44 @@ if TYPE_CHECKING:
     from provenance.capture.face import environment, flush, init
     from provenance.capture.functions import record
     from provenance.capture.wrap import instrument, uninstrument, wrap
+    from provenance.determinism.mode import deterministic
+    from provenance.determinism.sampling import clean_sampling, greedy
+    from provenance.determinism.seeds import seed_all, seeded
+    from provenance.integrity.text import normalize
 
 __version__ = "0.1.0"
 
 # Exported name, and the module in which it lives.
 _FACE = {
+    "clean_sampling": "provenance.determinism.sampling",
+    "deterministic": "provenance.determinism.mode",
     "environment": "provenance.capture.face",
     "flush": "provenance.capture.face",
+    "greedy": "provenance.determinism.sampling",
     "init": "provenance.capture.face",
     "instrument": "provenance.capture.wrap",
+    "normalize": "provenance.integrity.text",
     "record": "provenance.capture.functions",
     "run": "provenance.capture.call",
+    "seed_all": "provenance.determinism.seeds",
+    "seeded": "provenance.determinism.seeds",
     "uninstrument": "provenance.capture.wrap",
     "wrap": "provenance.capture.wrap",
 }
 __all__ = [
     "__version__",
+    "clean_sampling",
+    "deterministic",
     "environment",
     "flush",
+    "greedy",
     "init",
     "instrument",
+    "normalize",
     "record",
     "run",
+    "seed_all",
+    "seeded",
     "uninstrument",
     "wrap",
 ]

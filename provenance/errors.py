@@ -11,6 +11,7 @@
     ├── CouldNotTell                       what was asked was not recorded, with the reason
     ├── StoreError                         the database
     │   ├── NoDatabase (FileNotFoundError)
+    │   │   └── StoreAway                  a server that does not answer now
     │   ├── SchemaMismatch                 older or newer than this code
     │   └── KeyMismatch                    the key file is not this store's
     ├── JournalError                       the spool
@@ -18,6 +19,7 @@
     │   └── BadSegment                     a header that is foreign, newer or damaged
     ├── IntegrityError
     │   └── NotCanonical (TypeError)       a value that has no canonical bytes
+    ├── NotDeterministic (RuntimeError)    an operator that has no deterministic form, under strict
     └── MissingExtra (ImportError)         an optional dependency, with the line that installs it
 
 A message is one sentence or two: what happened, to which value, what to do next.
@@ -91,6 +93,10 @@ class NoDatabase(StoreError, FileNotFoundError):
     """There is no database where one was looked for."""
 
 
+class StoreAway(NoDatabase):
+    """A server does not answer: it is down, starting or full. It may come back, and whoever writes tries again."""
+
+
 class SchemaMismatch(StoreError):
     """The database's schema is older or newer than this code."""
 
@@ -117,6 +123,21 @@ class IntegrityError(ProvenanceError):
 
 class NotCanonical(IntegrityError, TypeError):
     """A value that has no canonical bytes."""
+
+
+class NotDeterministic(ProvenanceError, RuntimeError):
+    """An operator without a deterministic form was used where one was demanded.
+
+    >>> print(NotDeterministic("put_"))
+    put_ has no deterministic form here. Use another operator, or provenance.deterministic() without strict: it warns.
+    """
+
+    def __init__(self, operator: str) -> None:
+        self.operator = operator
+        super().__init__(
+            f"{operator} has no deterministic form here. Use another operator, or provenance.deterministic() without "
+            "strict: it warns."
+        )
 
 
 class MissingExtra(ProvenanceError, ImportError):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from provenance.errors import BadSegment, ProvenanceError, SpoolRefused
+from provenance.errors import BadSegment, ProvenanceError, SpoolRefused, StoreAway, StoreError
 from provenance.facts import Noted
 from provenance.integrity import keys
 from provenance.journal import records, spool
@@ -34,6 +34,7 @@ POLL_SECONDS = 0.05
 IDLE_SECONDS = 5.0
 READER_SECONDS = 1.0
 RETRY_SECONDS = (0.2, 1.0, 5.0, 15.0)
+PATIENCE_SECONDS = 3600.0  # for a store that does not answer; then the spool waits for another writer
 NICE = 10
 
 
@@ -66,8 +67,12 @@ class Drain:
         """
         self.where = where
         engine = database.writing(where.url, where.database)
-        database.check(engine, str(where.database or "named by PROVENANCE_DB"), writer=True)
-        self.ingest = Ingest(engine, keys.load(where.key_file))
+        try:
+            database.check(engine, str(where.database or "named by PROVENANCE_DB"), writer=True)
+            self.ingest = Ingest(engine, keys.load(where.key_file))
+        except BaseException:
+            engine.dispose()
+            raise
         self.scans: dict[Path, Scan] = {}
         self.left_alone: set[Path] = set()
 
@@ -154,8 +159,9 @@ class Drain:
         except Exception as error:
             if database.failed(self.ingest.engine, error):
                 raise
-            log.warning("record %d cannot be stored: %s: %s", item.record.seq, type(error).__name__, error)
-            self.ingest.refuse(stream, segment, item, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            log.warning("record %d cannot be stored: %s", item.record.seq, reason)
+            self.ingest.refuse(stream, segment, item, reason)
             scan.damage.append(Damage(item.end, item.end, item.record.seq))  # so the segment is set aside, not unlinked
             return 0
 
@@ -212,26 +218,22 @@ def run(
 
 def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
     drain: Drain | None = None
-    quiet_since = time.monotonic()
+    quiet_since = well_at = time.monotonic()
     failures = 0
     while not stop():
         try:
-            if drain is None:
-                drain = Drain(where)
+            drain = drain or Drain(where)
             moved = drain.pass_once()
-            failures = 0
-        except ProvenanceError:
-            raise
         except Exception as error:  # a locked, full or absent database: everything stays in the spool
-            if failures in (0, 10) or failures % 100 == 0:
-                log.warning("the store failed: %s: %s; the spool keeps everything", type(error).__name__, error)
+            failures += 1
+            _bear(error, failures, time.monotonic() - well_at, idle)
             if drain is not None:
                 drain.close()
                 drain = None
-            _pause(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], stop)
-            failures += 1
+            _pause(RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1], stop)
             continue
-        now = time.monotonic()
+        now = well_at = time.monotonic()
+        failures = 0
         if moved:
             quiet_since = now
         elif now - quiet_since > idle:
@@ -241,6 +243,18 @@ def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
     if drain is not None:
         drain.pass_once(time.monotonic() + READER_SECONDS)
         drain.close()
+
+
+def _bear(error: Exception, failures: int, seconds: float, idle: float) -> None:
+    """Say that the store failed, or give up: on what will not pass, or after an hour, unless this is a service."""
+    if isinstance(error, ProvenanceError) and not isinstance(error, StoreAway):
+        raise error
+    # The first line alone: what follows may quote the row.
+    said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    if seconds > PATIENCE_SECONDS and idle != float("inf"):
+        raise StoreError(f"the store failed for {seconds:.0f} s: {said}; the spool keeps everything.") from error
+    if failures in (1, 11) or failures % 100 == 0:
+        log.warning("the store failed: %s; the spool keeps everything", said)
 
 
 def _pause(seconds: float, stop: Callable[[], bool]) -> None:

@@ -5,9 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.fakes import records
+
+if TYPE_CHECKING:
+    from tests.fakes.postgres import Server
 
 ROOT = Path(__file__).parents[1]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -74,3 +79,24 @@ def python() -> Command:
         )  # fmt: skip
 
     return run
+
+
+# -- PostgreSQL ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def server() -> "Iterator[Server]":
+    """Return a PostgreSQL server, one for all tests of this worker."""
+    from tests.fakes.postgres import Server
+
+    made = Server("fsync=off", "autovacuum=off")
+    yield made
+    made.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test on both databases: every store that it makes is of this kind."""
+    if request.param == "postgresql":
+        monkeypatch.setattr(records, "fresh_url", [request.getfixturevalue("server").fresh])
+    return str(request.param)

@@ -117,7 +117,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _asked(item: Any, beside: Mapping[str, Any], row: int) -> Iterable[Payload]:
-    ids = item if _is_ids(item) else item.get("prompt_token_ids") if isinstance(item, Mapping) else None
+    ids: Any = item if _is_ids(item) else item.get("prompt_token_ids") if isinstance(item, Mapping) else None
     if _is_ids(ids):
         yield Payload(ROLE["prompt.ids"], BUFFER, buffers.ids(ids or ()), row)
     rest = dict(beside)
@@ -265,8 +265,9 @@ def _llama_facts(asked: Asked, engine: Any, made: list[One]) -> dict[str, Any]:
         facts["llama_cpp.prefix_reuse"] = Field.unknown("llama_cpp.prefix_reuse", why)
     else:
         numpy = sys.modules["numpy"]
-        same = asked.before[: len(prompt)] == numpy.asarray(prompt, dtype=asked.before.dtype)
-        facts["llama_cpp.prefix_reuse"] = len(prompt) if bool(same.all()) else int(same.argmin())
+        most = min(len(prompt), len(asked.before))
+        same = asked.before[:most] == numpy.asarray(prompt[:most])
+        facts["llama_cpp.prefix_reuse"] = most if bool(same.all()) else int(same.argmin())
     return facts
 
 

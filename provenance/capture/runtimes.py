@@ -15,7 +15,7 @@ from typing import Any
 
 from provenance import recorder as recorders
 from provenance.capture import answers, moment
-from provenance.capture.call import ACTIVE, Call
+from provenance.capture.call import ACTIVE, PLAIN, Call
 from provenance.capture.functions import END, START, Steps
 from provenance.capture.models import MODELS, Watched
 from provenance.catalogue.fields import table
@@ -166,15 +166,21 @@ def _begin(
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return None  # a call that never begins: Python says so itself
-        given = dict(bound.arguments)
         bound.apply_defaults()
         defaults = dict(bound.arguments)
+        # One method of a runtime calls another with every argument by name: only what is not the default was set.
+        given = {name: value for name, value in defaults.items() if not _untouched(signature, name, value)}
     known = MODELS.look_at_engine(recorder, engine, found)
     asked = answers.ask(found.name, method, given, defaults, recorder.key, engine)
     call = Call(recorder, found.name, method, engine)
     facts = {**asked.facts, "context.load": known.load, **moment.around()}
     call.begin(asked.payloads, facts, asked.rows, known.fingerprint, known.load)
     return State(call, known, asked)
+
+
+def _untouched(signature: inspect.Signature, name: str, value: Any) -> bool:
+    default = signature.parameters[name].default
+    return value is default or (type(value) is type(default) and isinstance(value, PLAIN) and value == default)
 
 
 def _pieces(state: State, engine: Any, inner: Any) -> Any:
@@ -235,11 +241,16 @@ def _of_objects(asked: answers.Asked, engine: Any) -> list[Field]:
         return [Field.unknown(name, "no parameters were given; the engine's own defaults are not seen")]
     many = list(params) if isinstance(params, (list, tuple)) else [params]
     front = f"{asked.runtime}.sampling."
-    names = [field.removeprefix(front) for field in table() if field.startswith(front) and "NAME" not in field]
+    names = list(_declared(front))
     if asked.runtime != "vllm":
         names = sorted(name for name in dir(many[0]) if not name.startswith("_") and _simple(many[0], name))
     bare = _bare(type(many[0]))
     return [_setting(asked, front + name, name, many, bare, source) for name in names if name != "lora_request"]
+
+
+@functools.lru_cache(maxsize=4)
+def _declared(front: str) -> tuple[str, ...]:
+    return tuple(field.removeprefix(front) for field in table() if field.startswith(front) and "NAME" not in field)
 
 
 def _simple(holder: Any, name: str) -> bool:

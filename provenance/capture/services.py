@@ -166,7 +166,11 @@ def _async(operation: str, form: str, original: Callable[..., Any]) -> Callable[
 def _answered(state: State, result: Any) -> None:
     """End the record, or follow the stream that will."""
     if hasattr(result, "_iterator") and hasattr(result, "response") and hasattr(result, "close"):
-        _follow(state, result)
+        try:
+            _follow(state, result)
+        except Exception:
+            state.call.partial()
+            raise
     elif hasattr(result, "http_response"):  # with_raw_response, with_streaming_response
         state.finish(replies.raw_document(result.http_response), replies.head_of(result.http_response, result))
     else:

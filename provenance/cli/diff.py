@@ -12,7 +12,7 @@ from provenance.cli import render
 from provenance.cli.opened import Db, Json, Place, Runs, is_file, split
 from provenance.determinism.lock import matches, patterns
 from provenance.errors import BadFile, ProvenanceError, UsageError
-from provenance.explain import compare, many, page, reports, story
+from provenance.explain import compare, reports, story
 from provenance.explain.history import Evidence, Observation, evidence
 from provenance.facts import Run
 
@@ -67,7 +67,7 @@ def diff(
         answer = _answer(given, declared, _past(runs, references, given))
         code = reports.settle(answer, failing, allowed)
         a, b = _sides(answer, given)
-        files = [(html, page.page(answer, a, b))] if html is not None else []
+        files = [(html, _page(answer, a, b))] if html is not None else []
         files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
         files += [(junit, reports.junit(answer))] if junit is not None else []
         say = _saying(answer, a, b, json, markdown)
@@ -132,9 +132,17 @@ def _past(runs: Runs, references: list[str], given: Given) -> Mapping[str, Evide
 
 def _answer(given: Given, declared: Callable[[str], bool], past: Mapping[str, Evidence] | None) -> dict[str, Any]:
     if len(given) > 2:
+        from provenance.explain import many
+
         return many.compare_all(given, declared)
     (a, a_place), (b, b_place) = given
     return compare.compare(a, b, a_place, b_place, declared, past)
+
+
+def _page(answer: dict[str, Any], a: Run, b: Run) -> str:
+    from provenance.explain import page  # most answers go to a terminal
+
+    return page.page(answer, a, b)
 
 
 def _sides(answer: dict[str, Any], given: Given) -> tuple[Run, Run]:

@@ -38,7 +38,9 @@ COMMANDS: dict[str, Entry] = {
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),
     "check": Entry("lock", "check", "Compare this machine and model with provenance.lock; exit code 1 on drift."),
     "weights": Entry("weights", "weights", "The weights: which tensors differ, and the digests of files."),
+    "lint": Entry("lint", "lint", "Name the traps in decoding settings: of a run, or of a model's folder."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
+    "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),
 }
 OVERVIEW = """The flight recorder for model inference, and the investigator who reads it.

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from provenance.cli.opened import Db, where
+from provenance.determinism.start import prepared
 from provenance.errors import UsageError
 from provenance.settings import load
 
@@ -23,6 +24,12 @@ def run(
     name: Annotated[str, typer.Option("--name", help="Name for every run that the program makes.")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="KEY=VALUE for every run; may be repeated.")] = None,
     capture: Annotated[str, typer.Option("--capture", help="full, digest or off.")] = "",
+    steady: Annotated[
+        bool, typer.Option("--deterministic", help="Hold every switch that makes repeats equal, from the start on.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed Python, its hashes, NumPy and torch, from the start on.")
+    ] = None,
     db: Db = "",
 ) -> int:
     """Record an unchanged program: provenance run -- python app.py.
@@ -35,7 +42,7 @@ def run(
         command = command[1:]
     if not command:
         raise UsageError("run takes a command, as in: provenance run -- python app.py")
-    environ = _environment(name, tag or [], capture, db)
+    environ = prepared(_environment(name, tag or [], capture, db), steady, seed)
     try:
         child = subprocess.Popen(command, env=environ)
     except FileNotFoundError:

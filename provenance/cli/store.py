@@ -20,6 +20,16 @@ ROWS_SHOWN = 1000
 ALLOWED = {
     sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, getattr(sqlite3, "SQLITE_RECURSIVE", 33),
 }  # fmt: skip
+# What the databases say to a statement that would write; a cursor of a server knows no syntax for one.
+WRITING = (
+    "not authorized",
+    "authorization denied",
+    "prohibited",
+    "readonly",
+    "read-only",
+    "query_only",
+    "data-modifying",
+)
 TRANSACTION = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
 
 db = typer.Typer(help="The database: upgrade, current, path.", no_args_is_help=True, rich_markup_mode=None)
@@ -57,14 +67,18 @@ def query(engine: Engine, statement: str, limit: int) -> tuple[list[str], list[t
         raw = database.driver(connection)
         if engine.dialect.name == "sqlite":
             raw.set_authorizer(_authorize)
-        cursor = raw.cursor()
+            cursor = raw.cursor()
+        else:
+            connection.begin()  # and never committed
+            cursor = raw.cursor(name="asked")  # a server takes nothing for a cursor but what reads
         try:
             cursor.execute(statement)
             heads = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchmany(limit + 1) if heads else []
         except Exception as error:
-            raise _refusal(error) from None
+            raise _refusal(error, statement) from None
         finally:
+            cursor.close()
             if engine.dialect.name == "sqlite":
                 raw.set_authorizer(None)
     return heads, [tuple(row) for row in rows[:limit]], len(rows) > limit
@@ -74,16 +88,18 @@ def _authorize(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in ALLOWED | TRANSACTION else sqlite3.SQLITE_DENY
 
 
-def _refusal(error: Exception) -> UsageError:
+def _refusal(error: Exception, statement: str) -> UsageError:
+    reads = statement.strip().partition(" ")[0].lower() in ("select", "with", "values", "table")
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if any(
-        word in text
-        for word in ("not authorized", "authorization denied", "prohibited", "readonly", "read-only", "query_only")
-    ):
+    if any(word in text for word in WRITING) or ("syntax error" in text and not reads and statement.strip()):
         return WriteRefused(
             "the store is opened read-only, and this statement would change it; only reading is allowed."
         )
-    if "one statement at a time" in text:
+    if "statement timeout" in text:
+        return UsageError(
+            f"the statement took longer than {database.STATEMENT_MS // 1000} s; narrow it, or add a limit."
+        )
+    if "one statement at a time" in text or "multiple commands" in text:
         return UsageError("sql takes one statement at a time.")
     return UsageError(f"the statement does not run: {text}.")
 

@@ -197,9 +197,9 @@ def _length(difference: Difference, _: Spec, pair: Pair) -> str:
 
 def _no_draw(difference: Difference, declared: Spec, pair: Pair) -> str:
     drew = [conditions.value(run.fields, "rng.consumed") for run in (pair.a, pair.b)]
-    if declared.effect == "random" and not pair.sampled and drew == [False, False]:
+    if difference.name.startswith(("rng.", "seed.")) and not pair.sampled and drew == [False, False]:
         return "neither run drew a random number"
-    del difference
+    del declared
     return ""
 
 

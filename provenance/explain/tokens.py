@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provenance.facts import Sequence, Step
+from provenance.integrity import text
 
 MANTISSA = {"float32": 23, "bfloat16": 7, "float16": 10, "float64": 52}
 EPSILON32 = 2.0**-23
@@ -128,12 +129,8 @@ def parts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, int | None
 
 
 def _surface(one: str | None, other: str | None) -> bool:
-    """Say whether two texts differ only in white space, Unicode form or the like."""
-    if one is None or other is None or one == other:
-        return False
-    from unicodedata import normalize
-
-    return "".join(normalize("NFKC", one).split()) == "".join(normalize("NFKC", other).split())
+    """Say whether two texts differ only in white space, punctuation of another width, or Unicode form."""
+    return one is not None and other is not None and one != other and text.differs_by(one, other) is not None
 
 
 def _why_unknown(a: Sequence, b: Sequence, at: int | None) -> str:

@@ -1,8 +1,9 @@
 """Opening the database: for the one writer, or read-only for everybody else; and its schema.
 
 A SQLite file is in WAL mode with one writing connection that syncs every commit, because segments are unlinked
-once their rows are committed. Readers open it ``mode=ro``. Nothing is migrated inside inference: a fresh
-database is made, an older one is refused with the command that upgrades it.
+once their rows are committed. Readers open it ``mode=ro``. Readers of a PostgreSQL database are in read-only
+transactions that see one moment and have an end. Nothing is migrated inside inference: a fresh database is made, an
+older one is refused with the command that upgrades it.
 """
 
 import os
@@ -13,9 +14,9 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
-from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreError
+from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreAway, StoreError
 
 HEAD = "0001"
 REVISIONS = ("0001",)
@@ -23,6 +24,16 @@ MAGIC = b"SQLite format 3\0"
 PAGE_BYTES = 8192
 WRITE_WAIT_MS = 60_000
 READ_WAIT_MS = 5_000
+STATEMENT_MS = 60_000  # no question to a server takes longer, or it would hold the vacuum up
+CONNECT_SECONDS = 10
+# What a server answers whoever it will never let in; anything else may pass.
+FINAL = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "no password supplied",
+    "not permitted to log in",
+)
 
 
 def writing(url: str, file: Path | None) -> Engine:
@@ -138,11 +149,26 @@ def _settled(file: Path) -> bool:
 
 def _server(url: str, *, read_only: bool) -> Engine:
     url = url.replace("postgres://", "postgresql://", 1).replace("postgresql://", "postgresql+psycopg://", 1)
-    options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
+    patience = {"connect_timeout": CONNECT_SECONDS}
     try:
-        return create_engine(url, pool_pre_ping=True, connect_args=options)
+        if not read_only:
+            return create_engine(url, poolclass=QueuePool, pool_size=1, connect_args=patience)
+        engine = create_engine(url, poolclass=NullPool, connect_args=patience)
     except ModuleNotFoundError:
         raise MissingExtra("psycopg", "a PostgreSQL database", "postgres") from None
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        from psycopg import IsolationLevel
+
+        connection.read_only = True
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql(f"set local statement_timeout = {STATEMENT_MS}")
+
+    return engine
 
 
 def schema(engine: Engine, name: str) -> str:
@@ -157,7 +183,9 @@ def schema(engine: Engine, name: str) -> str:
                 return str(connection.execute(text("select version_num from alembic_version")).scalar() or "")
     except OperationalError as error:
         reason = str(error.orig).strip().splitlines()[0]
-        raise NoDatabase(f"the database {name} cannot be opened: {reason}.") from error
+        away = engine.dialect.name != "sqlite" and not any(word in str(error.orig) for word in FINAL)
+        kind = StoreAway if away else NoDatabase
+        raise kind(f"the database {name} cannot be opened: {reason}.") from error
     except DBAPIError as error:
         raise BadFile(f"{name} is not a database: {str(error.orig).splitlines()[0]}.") from error
     if tables:
@@ -218,6 +246,9 @@ def scripts() -> Path:
 def failed(engine: Engine, error: Exception) -> bool:
     """Say whether an error is the store's, which may pass, and not that of the rows, which would come again."""
     made: Any = engine.dialect.loaded_dbapi
+    state = getattr(error.orig if isinstance(error, DBAPIError) else error, "sqlstate", None)
+    if state:  # a server's own word: 22 is data that it cannot take, 23 rows that contradict others, 54 its limits
+        return state[:2] not in ("22", "23", "54")
     rows = (made.IntegrityError, made.DataError, made.ProgrammingError, made.NotSupportedError)
     cause = error.orig if isinstance(error, DBAPIError) else error
     return isinstance(cause, (OSError, MemoryError, made.Error)) and not isinstance(cause, rows)

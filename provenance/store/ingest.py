@@ -225,10 +225,11 @@ class Batch:
     def _start(self, record: Start) -> bytes:
         request = record.request
         facts = orjson.loads(request.facts)
-        run = {
+        run: dict[str, Any] = {
             "id": self.next_run, "started_at": request.wall_ns, "run_id": str(uuid.UUID(bytes=request.run_id)),
-            "stream": self.id, "start_seq": record.seq, "kind": facts.get("kind", "call"),
-            "runtime": facts.pop("runtime", ""), "operation": clean(facts.pop("operation", "")), "status": "running",
+            "stream": self.id, "start_seq": record.seq, "kind": clean(facts.get("kind", "call"))[:8],
+            "runtime": clean(facts.pop("runtime", ""))[:32], "operation": clean(facts.pop("operation", "")),
+            "status": "running",
             "environment": self.documents.fingerprint(request.environment),
             "switches": self.documents.fingerprint(request.switches),
             "model": self.documents.fingerprint(request.model), "load": request.load, "batch_size": request.rows,

@@ -56,7 +56,9 @@ def find(engine: Engine, reference: str) -> str:
         if not re.fullmatch(r"[0-9a-fA-F-]{4,36}", reference):
             raise RunNotFound(reference, [])
         prefix = reference.lower()
-        query = select(runs.c.run_id).where(runs.c.run_id >= prefix, runs.c.run_id < prefix + "g").limit(4)
+        server = engine.dialect.name == "postgresql"  # a person's collation sorts digits and hyphens otherwise
+        column = runs.c.run_id.collate("C") if server else runs.c.run_id
+        query = select(runs.c.run_id).where(column >= prefix, column < prefix + "g").order_by(column).limit(4)
         found = [str(row[0]) for row in connection.execute(query)]
     if len(found) != 1:
         raise RunNotFound(reference, found)

@@ -86,3 +86,46 @@ def test_mistakes_are_one_sentence(command: Command) -> None:
     assert "is not KEY=VALUE" in command("run", "--tag", "x", "--", "true").stderr
     assert "cannot be started" in command("run", "--", "/").stderr
     assert command("run").returncode == 2
+
+
+STEADY = """
+import random, sys
+first = random.random()
+import numpy, torch
+print(hash("a"), first, numpy.random.rand(), torch.rand(()).item(), torch.are_deterministic_algorithms_enabled(),
+      torch.backends.cudnn.allow_tf32, torch.initial_seed(), flush=True)
+"""
+
+
+def test_a_program_can_be_held_steady_from_its_first_line_on(command: Command) -> None:
+    """Its hashes, the draws before and after its imports, and the switches of torch, which it loads itself."""
+    wanted = ("run", "--deterministic", "--seed", "42", "--", sys.executable, "-c", STEADY)
+    one, other = command(*wanted), command(*wanted)
+    assert one.returncode == 0, one.stderr
+    assert one.stdout == other.stdout
+    words = one.stdout.split()
+    assert words[4:] == ["True", "False", "42"]
+    import random
+
+    assert float(words[1]) == random.Random(42).random()
+    plain = command("run", "--", sys.executable, "-c", STEADY)
+    assert plain.stdout.split()[4:6] == ["False", "True"]
+    assert plain.stdout.split()[:3] != words[:3]
+
+
+def test_variables_that_must_stand_before_the_start_stand(command: Command) -> None:
+    show = "import os; print(*[os.environ.get(n) for n in ('CUBLAS_WORKSPACE_CONFIG', 'PYTHONHASHSEED', 'NVIDIA_TF32_OVERRIDE', 'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE')])"
+    dirty = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":16:8", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    found = command("run", "--deterministic", "--", sys.executable, "-c", show, env=dirty)
+    assert found.stdout.split() == [":16:8", "0", "0", "None"]
+    clean = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
+    found = command("run", "--deterministic", "--seed", "7", "--", sys.executable, "-c", show, env=clean)
+    assert found.stdout.split() == [":4096:8", "7", "0", "None"]
+    found = command("run", "--seed", "7", "--", sys.executable, "-c", show, env=clean)
+    assert found.stdout.split() == ["None", "7", "None", "None"]
+
+
+def test_a_seed_that_python_cannot_hash_with_is_refused(command: Command) -> None:
+    found = command("run", "--seed", str(2**32), "--", "true")
+    assert found.returncode == 2
+    assert "must be an integer from 0 to 4294967295" in found.stderr

@@ -1,12 +1,15 @@
 """Calls without a model: the records that a recorder would write, into a journal, a segment's bytes or a store."""
 
+import re
 import sqlite3
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
+from sqlalchemy import Connection
 
 from provenance import writer
 from provenance.facts import (
@@ -29,6 +32,7 @@ from provenance.integrity.canonical import raw
 from provenance.journal import frame, records
 from provenance.journal.spool import Journal
 from provenance.settings import Places
+from provenance.store import database, tables
 
 KEY, SEED = bytes(range(32)), bytes(range(100, 132))
 WALL, MONO = 1_767_225_600_000_000_000, 5_000_000_000
@@ -193,14 +197,22 @@ def as_json(record: Any) -> Any:
 # -- stores -------------------------------------------------------------------------------------------
 
 
+# Where set, stores are made on a server: returns the URL of an empty database. See `conftest.both`.
+fresh_url: list[Callable[[], str]] = []
+
+
 def places(folder: Path, key: bytes = KEY) -> Places:
-    """Return a store's places below a folder, with the key in its file."""
+    """Return a store's places below a folder, with the key in its file: the same ones for the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    key_file, database = folder / "key", folder / "p.db"
+    key_file, file, url = folder / "key", folder / "p.db", folder / "url"
     if not key_file.exists():
         key_file.write_bytes(key)
         key_file.chmod(0o600)
-    return Places(f"sqlite:///{database}", database, folder / "p.db.spool", key_file)
+        if fresh_url:
+            url.write_text(fresh_url[0]())
+    if url.exists():
+        return Places(url.read_text(), None, folder / "p.db.spool", key_file)
+    return Places(f"sqlite:///{file}", file, folder / "p.db.spool", key_file)
 
 
 def drained(spots: Places) -> Places:
@@ -211,12 +223,57 @@ def drained(spots: Places) -> Places:
 
 def rows(spots: Places, sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Ask a store, through a handle that cannot write."""
-    assert spots.database is not None
+    if spots.database is None:
+        return _server_rows(spots.url, sql, values)
     connection = sqlite3.connect(f"file:{spots.database}?mode=ro", uri=True)
     try:
         return list(connection.execute(sql, values))
     finally:
         connection.close()
+
+
+def _server_rows(url: str, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Ask a server what SQLite was asked: the test says it once."""
+    import psycopg
+
+    sql = re.sub(
+        r"\bhex\((\w+)\)", r"coalesce(upper(encode(\1, 'hex')), '')", sql.replace("%", "%%").replace("?", "%s")
+    )
+    with psycopg.connect(url, options="-c default_transaction_read_only=on") as connection:
+        return list(connection.execute(sql.encode(), values).fetchall())
+
+
+def whole(spots: Places) -> bool:
+    """Say whether the database itself finds nothing wrong: SQLite checks its pages, a server its own by reading all."""
+    if spots.database is not None:
+        return rows(spots, "pragma integrity_check") == [("ok",)]
+    return bool(one(spots, "select count(*) from log_entries") == one(spots, "select count(*) from ingested"))
+
+
+@contextmanager
+def written(spots: Places) -> Iterator[Connection]:
+    """Change a store by hand, as no code of ours does."""
+    engine = database.writing(spots.url, spots.database)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+def schema_of(spots: Places) -> list[tuple[Any, ...]]:
+    """Return what the database says of its own tables."""
+    if spots.database is not None:
+        return rows(spots, "select sql from sqlite_master")
+    return rows(spots, "select table_name, column_name, data_type from information_schema.columns order by 1, 2, 3")
+
+
+def everything(spots: Places) -> bytes:
+    """Return every byte of a store's files, or every value of a server's rows."""
+    if spots.database is not None:
+        return b"".join(path.read_bytes() for path in spots.database.parent.glob("p.db*") if path.is_file())
+    found = (
+        value for table in tables.metadata.tables for row in rows(spots, f"select * from {table}") for value in row
+    )
+    return b"\n".join(value if isinstance(value, bytes) else str(value).encode() for value in found)
 
 
 def one(spots: Places, sql: str, *values: Any) -> Any:

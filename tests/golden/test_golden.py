@@ -128,6 +128,7 @@ def test_a_journal_of_the_first_format_reads_back_record_by_record() -> None:
                      "erased", "clock_step"}  # fmt: skip
 
 
+@pytest.mark.usefixtures("both")
 def test_a_journal_drained_twice_gives_the_leaves_keys_and_commitments_of_then(tmp_path: Path) -> None:
     for store in ("one", "other"):
         spots = drained(with_the_journal(tmp_path / store))
@@ -150,6 +151,7 @@ def test_a_leaf_says_what_its_record_said_and_nothing_of_its_content() -> None:
         assert content not in whole
 
 
+@pytest.mark.usefixtures("both")
 def test_a_journal_of_the_first_format_becomes_the_runs_it_was(tmp_path: Path) -> None:
     _holds_the_runs(drained(with_the_journal(tmp_path / "store")))
 

@@ -11,7 +11,19 @@ from provenance.facts import BUFFER, ROLE, VALUE, Payload, SequenceEnd, State
 from provenance.integrity.values import encode
 from provenance.settings import Places
 from provenance.store import database, queries
-from tests.fakes.records import WALL, Calls, drained, ids, is_one_sentence, places, rows, run_id, text
+from tests.fakes.records import (
+    WALL,
+    Calls,
+    drained,
+    ids,
+    is_one_sentence,
+    places,
+    rows,
+    run_id,
+    schema_of,
+    text,
+    written,
+)
 
 INJECTIONS = [
     "%", "_", "0000%", "____", "' or 1=1 --", "0000' or '1'='1", "tag:%", "tag:_", "tag:' or 1=1 --", "tag:nightly%",
@@ -20,9 +32,13 @@ INJECTIONS = [
 ]  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("both")
+
+
 @pytest.fixture
-def spots(tmp_path: Path) -> Places:
+def spots(tmp_path: Path, both: str) -> Places:
     """Return a store of five runs: two begin alike, one is named, one tagged."""
+    assert both
     spots = places(tmp_path / "store")
     calls = Calls(spots.spool)
     calls.prints()
@@ -86,14 +102,14 @@ def test_what_fits_no_run_is_said(engine: Engine, reference: str) -> None:
 def test_wildcards_and_injections_find_nothing_and_change_nothing(
     spots: Places, engine: Engine, reference: str
 ) -> None:
-    before = rows(spots, "select sql from sqlite_master"), rows(spots, "select run_id from runs")
+    before = schema_of(spots), rows(spots, "select run_id from runs")
     with pytest.raises(RunNotFound):
         queries.find(engine, reference)
     bare = reference.removeprefix("tag:")
     assert queries.log(engine, 10, name=bare or "none") == []
     assert queries.log(engine, 10, status=bare or "none") == []
     assert queries.log(engine, 10, tag=bare or "none") == []
-    assert (rows(spots, "select sql from sqlite_master"), rows(spots, "select run_id from runs")) == before
+    assert (schema_of(spots), rows(spots, "select run_id from runs")) == before
 
 
 def test_an_empty_store_has_no_last_run(tmp_path: Path) -> None:
@@ -220,8 +236,8 @@ def test_rows_and_returns_keep_their_order_and_their_own_payloads(tmp_path: Path
 
 @pytest.mark.parametrize("damage", ["update payloads set data = x'00ff'", "update payloads set codec = 77"])
 def test_a_damaged_body_is_refused_in_one_sentence(spots: Places, engine: Engine, damage: str) -> None:
-    with database.writing(spots.url, spots.database).begin() as connection:
-        connection.exec_driver_sql(damage)
+    with written(spots) as connection:
+        connection.exec_driver_sql(damage if spots.database else damage.replace("x'00ff'", r"'\x00ff'"))
     with pytest.raises(BadFile, match="a stored payload is damaged") as caught:
         queries.load(engine, run_id(0x10000000))
     assert is_one_sentence(str(caught.value))

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from provenance.facts import Field, Fingerprint, SequenceEnd
-from provenance.store import database
-from tests.fakes.records import WEIGHTS, Calls, drained, ids, one, places, rows, run_id, text
+from tests.fakes.records import WEIGHTS, Calls, drained, ids, one, places, rows, run_id, text, written
 
 GROUPS = "select runs, outputs from equal_inputs order by runs, outputs"
+
+
+pytestmark = pytest.mark.usefixtures("both")
 
 
 class Life:
@@ -35,7 +37,8 @@ class Life:
 
 
 @pytest.fixture
-def life(tmp_path: Path) -> Life:
+def life(tmp_path: Path, both: str) -> Life:
+    assert both
     return Life(tmp_path)
 
 
@@ -159,7 +162,7 @@ def test_a_record_drained_twice_is_counted_once(life: Life, tmp_path: Path) -> N
     life.calls.close()
     drained(life.spots)
     (life.spots.spool / life.calls.journal.path.name).write_bytes(kept)
-    with database.writing(life.spots.url, life.spots.database).begin() as connection:
+    with written(life.spots) as connection:
         connection.exec_driver_sql("update streams set segment = 0, position = 0, last_seq = -1")
     assert life.groups() == [(2, 1)]
     assert one(life.spots, "select count(*) from runs") == 2

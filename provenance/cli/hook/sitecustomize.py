@@ -24,6 +24,19 @@ def _instrument() -> None:
         sys.stderr.write(f"provenance: this process is not recorded: {type(error).__name__}: {error}\n")
 
 
+def _steady() -> None:
+    """Hold what `provenance run --deterministic --seed N` asks for, from the first line of the program on."""
+    try:
+        from provenance.capture.wrap import Watcher
+        from provenance.determinism.start import begin
+
+        loaded = begin(os.environ)
+        if loaded is not None:
+            sys.meta_path.insert(0, Watcher(("numpy", "torch"), loaded))
+    except Exception as error:
+        sys.stderr.write(f"provenance: this process is not held steady: {type(error).__name__}: {error}\n")
+
+
 def _next() -> None:
     """Run the sitecustomize that this one stands in front of, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -37,4 +50,6 @@ def _next() -> None:
 
 if os.environ.get("PROVENANCE_RUN") == "1":
     _instrument()
+    if os.environ.get("PROVENANCE_DETERMINISTIC") or os.environ.get("PROVENANCE_SEED"):
+        _steady()
 _next()

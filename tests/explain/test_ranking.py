@@ -1,0 +1,257 @@
+"""How causes are weighed: by nature against evidence, by the past, against what was not recorded; and rules one by one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provenance.catalogue.fields import spec, table
+from provenance.explain import causes, compare, conditions, natures, rules, tokens
+from provenance.explain.history import Counts, Evidence
+from provenance.facts import Field, Run, Sequence
+from tests.explain.test_compare import pair
+from tests.explain.test_rules import judge
+from tests.fakes.runs import run, step, unknown
+
+
+def _first(answer: dict[str, Any]) -> str:
+    return str(answer["causes"][0]["field"])
+
+
+def test_every_declared_field_has_a_nature_and_every_nature_a_place() -> None:
+    found = {natures.nature(item) for item in table().values()} | {natures.nature(spec("my.own"))}
+    assert found == set(natures.NATURES)
+    named = {nature for row in natures.FIT.values() for nature in row}
+    assert named | {"stranger"} == set(natures.NATURES)
+    assert all(0 <= value <= 1 for row in natures.FIT.values() for value in row.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "nature"),
+    [
+        ("lib.jinja2.version", "template"), ("lib.tokenizers.version", "tokenizer"), ("lib.torchao.version", "library"),
+        ("app.code_version", "code"), ("env.VLLM_PLUGINS", "function"), ("tokenizer.padding_side", "padding"),
+        ("model.device_map", "placement"), ("generation.use_cache", "implementation"), ("env.PYTHONHASHSEED", "order"),
+        ("vllm.sampling.temperature", "decoding"), ("vllm.cache_config.cache_dtype", "precision"),
+        ("llama_cpp.n_ctx", "context"), ("llama_cpp.lora_path", "function"), ("service.request.temperature", "decoding"),
+        ("service.response.system_fingerprint", "service"), ("env.HF_HUB_OFFLINE", "code"), ("my.own", "stranger"),
+        ("batch.mask_given", "mask"), ("model.training", "dropout"), ("generation.max_new_tokens", "stop"),
+        ("generation.cache_config", "kernel"), ("input.past_key_values_given", "kernel"), ("env.XLA_FLAGS", "kernel"),
+    ],
+)  # fmt: skip
+def test_natures(name: str, nature: str) -> None:
+    assert natures.nature(spec(name)) == nature
+
+
+# -- the past -----------------------------------------------------------------------------------------
+
+
+def _past(**fields: tuple[int, int, int, int]) -> dict[str, Evidence]:
+    return {name.replace("__", "."): Evidence(Counts(*counts), 0.001, 0.01) for name, counts in fields.items()}
+
+
+def test_the_past_turns_between_two_that_fit_alike() -> None:
+    a, b = pair({"torch.num_threads": 1, "model.attn_implementation": "eager"})
+    assert _first(compare.compare(a, b)) == "model.attn_implementation"
+    past = _past(model__attn_implementation=(0, 9, 4, 4), torch__num_threads=(9, 1, 1, 9))
+    answer = compare.compare(a, b, history=past)
+    assert _first(answer) == "torch.num_threads"
+    assert answer["history"]["torch.num_threads"]["differed_diverged"] == 9
+
+
+def test_a_past_that_shows_nothing_changes_nothing() -> None:
+    a, b = pair({"torch.num_threads": 1})
+    calm = {"torch.num_threads": Evidence(Counts(1, 1, 1, 1), 0.5, 0.9)}
+    one, other = compare.compare(a, b), compare.compare(a, b, history=calm)
+    assert one["causes"] == other["causes"]
+    assert compare.compare(a, b, history={})["history"] is None
+    few = {"torch.num_threads": Evidence(Counts(0, 2, 1, 1), 0.5, 0.9)}
+    assert compare.compare(a, b, history=few)["causes"] == one["causes"]
+
+
+# -- what was not recorded ----------------------------------------------------------------------------
+
+
+def test_what_one_side_does_not_know_competes_and_what_neither_knows_hardly() -> None:
+    a, b = pair({"torch.num_threads": 1}, {"model.attn_implementation": unknown("model.attn_implementation")})
+    answer = compare.compare(a, b)
+    assert answer["verdict"] == "inconclusive"
+    assert [item["field"] for item in answer["unknown"] if item["would_decide"]] == ["model.attn_implementation"]
+    both = unknown("model.attn_implementation")
+    a, b = pair({"torch.num_threads": 1, "model.attn_implementation": both}, {"model.attn_implementation": both})
+    answer = compare.compare(a, b)
+    assert (answer["verdict"], _first(answer)) == ("near_tie", "torch.num_threads")
+
+
+def test_inputs_that_differ_for_a_reason_not_recorded_are_inconclusive() -> None:
+    hidden = {"tokenizer.sha256": unknown("tokenizer.sha256")}
+    answer = compare.compare(run([[5]], [[1, 2]]), run([[6]], [[1, 3]], fields=hidden))
+    assert answer["verdict"] == "inconclusive"
+    assert answer["unknown"][0]["field"] == "tokenizer.sha256"
+
+
+# -- inputs -------------------------------------------------------------------------------------------
+
+
+def _text(run_: Run, text: str, out: str) -> Run:
+    sequence = Sequence(0, 0, f"in{text}", f"out{out}", input_text=text, output_text=out)
+    return replace(run_, sequences=(sequence,))
+
+
+def test_prompts_without_ids_are_compared_as_texts() -> None:
+    a, b = _text(run(), "one", "x"), _text(run(), "two", "y")
+    answer = compare.compare(a, b)
+    assert (answer["verdict"], _first(answer)) == ("not_comparable", "input.rendered_prompt_sha256")
+    assert answer["causes"][0]["because"] == "the prompts differ"
+    templates = [{"chat_template.sha256": value} for value in ("s1", "s2")]
+    a, b = (_text(run(fields=fields), text, text) for fields, text in zip(templates, ("one", "two"), strict=True))
+    assert _first(compare.compare(a, b)) == "chat_template.sha256"
+
+
+def test_a_tokenizer_that_differs_comes_before_the_ids_that_it_made() -> None:
+    a, b = run([[5]], [[1, 2]]), run([[6]], [[1, 3]], fields={"tokenizer.sha256": "sha256:" + "d" * 64})
+    answer = compare.compare(a, b)
+    assert [cause["field"] for cause in answer["causes"]] == ["tokenizer.sha256", "input.token_ids"]
+    assert answer["causes"][1]["because"] == "the token ids that reached the model differ from token 1 on"
+
+
+def test_runs_under_two_keys_are_paired_by_their_ids() -> None:
+    a, b = pair({"torch.num_threads": 1})
+    b = replace(b, key_id="other", sequences=(*b.sequences, replace(b.sequences[0], row=1, input_ids=(9,))))
+    a = replace(a, sequences=(*a.sequences, replace(a.sequences[0], row=1, input_ids=(9,))))
+    assert len(compare.compare(a, b)["pairs"]) == 2
+
+
+# -- kinds of evidence --------------------------------------------------------------------------------
+
+
+def test_a_choice_past_the_best_token_points_to_decoding() -> None:
+    """The logits moved far, and one run passed over its best token: a processor stood between."""
+    a, b = pair({"generation.repetition_penalty": 1.3}, {"weights.loaded_root": "p1:sha256:" + "2" * 64}, moved=4.0)
+    worse = replace(
+        b.sequences[0].steps[1], token=6, runner_up=7, top_ids=(7, 6, 90, 91), top_logits=(30.0, 12.0, 9.0, 8.0)
+    )
+    sequence = replace(b.sequences[0], output_ids=(5, 90), steps=(b.sequences[0].steps[0], replace(worse, token=90)))
+    answer = compare.compare(a, replace(b, sequences=(sequence,)))
+    assert _first(answer) == "generation.repetition_penalty"
+    bare = replace(
+        a.sequences[0], steps=(a.sequences[0].steps[0], replace(a.sequences[0].steps[1], top_ids=(), top_logits=()))
+    )
+    assert tokens.compare(bare, replace(b, sequences=(sequence,)).sequences[0], False).overruled in (True, False)
+
+
+def test_a_small_change_of_a_wide_margin_acquits_another_function() -> None:
+    a, b = pair({"model.class": "x"}, {"model.class": "y"}, margin=3.0)
+    answer = compare.compare(a, b)
+    assert answer["causes"] == []
+    said = {item["field"]: item["because"] for item in answer["dismissed"]}
+    assert said["model.class"] == "another function would have moved the logits further"
+
+
+def test_where_only_the_text_differs_what_makes_logits_is_acquitted() -> None:
+    a, b = run([[5, 6]], fields={"torch.num_threads": 1}), run([[5, 6]])
+    a, b = (
+        replace(side, sequences=(replace(side.sequences[0], output_text=text),)) for side, text in ((a, "x"), (b, "y"))
+    )
+    answer = compare.compare(a, b)
+    said = {item["field"]: item["because"] for item in answer["dismissed"]}
+    assert said["torch.num_threads"] == "the token ids that came out are equal"
+
+
+# -- rules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "sentence"),
+    [
+        ("env.OMP_NUM_THREADS", {}, "it sets torch.num_threads, which is equal in both"),
+        ("env.LD_LIBRARY_PATH", {"loaded.libc": "build-id:1"}, "the 1 libraries that were really loaded are equal"),
+        ("lib.tokenizers.version", {}, "it prepares inputs and reads outputs"),
+        ("files.tokenizer.json", {}, "both runs fed the same token ids to the model"),
+        ("input.token_ids_sha256", {}, "both runs fed the same token ids to the model"),
+        ("files.generation_config.json", {}, "the settings that it led to are compared one by one"),
+        ("files.config.json", {"model.config_digest": "x"}, "the configuration that it led to is equal"),
+        ("container.image_digest", {}, "every package that can matter is compared by its own version"),
+        ("lib.safetensors.version", {}, "the tensors in memory are equal"),
+        ("files.model.safetensors", {}, "the tensors in memory are equal"),
+    ],
+)
+def test_what_leads_to_equal_things_is_dismissed(name: str, shared: dict[str, Any], sentence: str) -> None:
+    assert judge(name, "x", "y", shared=shared).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "also"),
+    [
+        ("env.OMP_NUM_THREADS", {"torch.num_threads": unknown("torch.num_threads")}, set()),
+        ("env.LD_LIBRARY_PATH", {"loaded.libc": "build-id:1"}, {"loaded.cublas"}),
+        ("env.LD_LIBRARY_PATH", {}, set()),
+        ("processor.config_digest", {}, set()),
+        ("generation.mode", {}, set()),
+    ],
+)
+def test_and_where_that_is_not_so_it_stays_a_suspect(name: str, shared: dict[str, Any], also: set[str]) -> None:
+    assert judge(name, "x", "y", shared=shared, also=also) == ""
+
+
+def test_tensors_follow_from_what_made_them() -> None:
+    assert "cast to another type" in judge("weights.loaded_root", "x", "y", also={"model.dtype"})
+    assert judge("weights.loaded_root", "x", "y", also={"model.dtype", "weights.files_root"}) == ""
+    assert judge("weights.loaded_root", "x", "y") == ""
+
+
+def test_the_way_of_decoding_follows_from_what_chose_it() -> None:
+    assert judge("generation.mode", "x", "y", also={"generation.num_beams"}) == "it follows from generation.num_beams"
+    for name in ("generation.temperature", "generation.top_k"):
+        said = judge(name, 1, 2, also={"generation.do_sample"}, shared={"generation.do_sample": True})
+        assert said == "only one of the two runs draws its tokens, and that is listed by itself"
+    values = judge("model.config_digest", "x", "y", also={"model.rope_parameters"}, moved=9.0)
+    assert values == "the values in it that differ are listed by themselves"
+
+
+def test_a_stream_that_nobody_drew_from_is_acquitted() -> None:
+    assert judge("rng.python_state_sha256", "x", "y") == "neither run drew a random number"
+    assert judge("env.PYTHONHASHSEED", "1", "2", inputs=None) == ""
+    assert judge("generation.num_return_sequences", 1, 2, shared={"generation.num_beams": 3}) == ""
+
+
+def test_older_versions_are_not_spoken_for() -> None:
+    assert judge("generation.top_p", 0.9, 1.0, shared={"lib.transformers.version": "4.20.0"}) == ""
+
+
+# -- conditions ---------------------------------------------------------------------------------------
+
+
+def _holds(word: str, **fields: object) -> bool | None:
+    made = {name.replace("__", "."): value for name, value in fields.items()}
+    table_ = {name: value if isinstance(value, Field) else Field(name, value) for name, value in made.items()}
+    return conditions.truth(word, Run("", "call", "vllm", "generate", "ok", 0, 0, table_, ()))
+
+
+def test_engines_and_services_draw_by_their_temperature() -> None:
+    assert _holds("sample", vllm__sampling__temperature=0.7) is True
+    assert _holds("sample", llama_cpp__sampling__temperature=0) is False
+    assert _holds("sample", service__request__temperature=Field.unset("service.request.temperature")) is True
+    assert _holds("sample", vllm__sampling__temperature=unknown("vllm.sampling.temperature")) is None
+    assert _holds("sample") is None
+
+
+def test_a_process_group_or_the_launcher_says_whether_there_are_many() -> None:
+    assert _holds("distributed", distributed__initialized=True) is True
+    assert _holds("distributed", env__WORLD_SIZE="4") is True
+    assert _holds("quantized", sglang__quantization="fp8") is True
+    assert _holds("quantized", sglang__quantization=Field.unset("sglang.quantization")) is False
+    assert _holds("quantized") is None
+
+
+def test_no_noise_is_alike_where_no_state_is_known() -> None:
+    a, b = pair()
+    evidence = tokens.compare(a.sequences[0], b.sequences[0], True)
+    case = rules.Pair(a, b, a.sequences[0], b.sequences[0], True, evidence, True)
+    assert case.same_noise
+    assert causes.shown(case) == "drawn alike, rounding"
+    blank = dict.fromkeys(rules.STREAMS)
+    a, b = pair(blank, blank)
+    case = rules.Pair(a, b, a.sequences[0], b.sequences[0], True, evidence, True)
+    assert causes.shown(case) == "drawn, rounding"
+    assert step(1, 2, 0.5).token == 1
