@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from provenance.explain import compare, reports, story
+from provenance.explain import compare, many, reports, story
 from provenance.facts import Sequence
 from tests.explain.test_compare import pair
 from tests.fakes.runs import default_steps, run
@@ -96,3 +96,29 @@ def test_long_lists_are_cut_and_counted() -> None:
     more = {f"my.f{n:02}": n for n in range(12)}
     said = text(compare.compare(run(fields=more), run(fields={name: value + 1 for name, value in more.items()})))
     assert "and 4 more (--json lists all)" in said
+
+
+def test_lines_that_stand_only_where_there_is_something_to_say() -> None:
+    a, b = pair({"torch.num_threads": 1, "model.attn_implementation": "eager", "generation.use_cache": True},
+                {"generation.use_cache": False})  # fmt: skip
+    answer = compare.compare(a, b)
+    assert "As good an explanation: " in text(answer)
+    assert "What to do" not in text({**answer, "advice": []})
+    quiet = {key: value for key, value in answer["outputs"].items() if key != "no_evidence"}
+    assert "No token evidence" not in text({**answer, "outputs": {**quiet, "logit_change": None}})
+    item = {"field": "gpu.driver_version", "because": "not known", "would_decide": True}
+    few, lots = text({**answer, "unknown": [item]}), text({**answer, "unknown": [item] * 12})
+    assert ("and 4 more" in few, "and 4 more" in lots) == (False, True)
+    assert "<- would decide" in few
+
+
+def test_what_separates_many_runs_is_told_with_what_moved_beside_it() -> None:
+    runs = [
+        run([[5 + n]], fields={"batch.size": n}, run_id=f"01a0000{n}-0000-7000-8000-000000000000") for n in (1, 2, 3)
+    ]
+    answer = many.compare_all([(item, None) for item in runs])
+    item = {"field": "a.b", "values": {"1": [1], "2": [2]}, "because": "it does", "with": []}
+    split = {**answer["split"], "partly": [item, {**item, "with": ["c.d"]}]}
+    said = text({**answer, "split": split})
+    assert said.count("a.b: 1 in group 1; 2 in group 2: it does.") == 2
+    assert said.count("Moved together with it: c.d.") == 1
