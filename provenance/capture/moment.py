@@ -4,13 +4,13 @@ Read before the model runs and after it has returned. These are facts of the cal
 would share one.
 """
 
-import hashlib
 import sys
 import threading
 from typing import Any
 
 from provenance.capture.evidence import tensor_bytes
 from provenance.facts import OCTETS, ROLE, Field, Payload
+from provenance.integrity.digests import file_digest
 
 _lock = threading.Lock()
 _flight = 0
@@ -74,7 +74,7 @@ def after(rng: dict[str, Any], facts: dict[str, Any], sampled: bool) -> list[Pay
     payloads = []
     for name, tensor in rng.items():
         data = tensor_bytes(tensor)
-        facts[f"{name}_state_sha256"] = "sha256:" + hashlib.sha256(data).hexdigest()
+        facts[f"{name}_state_sha256"] = file_digest(data)
         if sampled and name in ROLE:
             payloads.append(Payload(ROLE[name], OCTETS, data))
     state = rng.get("rng.torch_cpu")
@@ -92,16 +92,12 @@ def _other_states() -> dict[str, Any]:
     """Digest the generators of Python and NumPy: 100 us, so only where a stranger's code could draw from them."""
     import random
 
-    found: dict[str, Any] = {"rng.python_state_sha256": _sha(repr(random.getstate()).encode())}
+    found: dict[str, Any] = {"rng.python_state_sha256": file_digest(repr(random.getstate()).encode())}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
-        found["rng.numpy_state_sha256"] = _sha(str(kind).encode() + keys.tobytes() + repr(rest).encode())
+        found["rng.numpy_state_sha256"] = file_digest(str(kind).encode() + keys.tobytes() + repr(rest).encode())
     return found
-
-
-def _sha(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def _compiled() -> int | None:

@@ -5,7 +5,6 @@ and nothing in between. Padding is told from the mask, so each sequence is recor
 itself in any batch.
 """
 
-import hashlib
 import math
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from provenance.capture.evidence import Observer, tensor_bytes
 from provenance.facts import BUFFER, DIGEST, FINISHES, OCTETS, ROLE, TEXT, Field, Payload, SequenceEnd
 from provenance.integrity import buffers
+from provenance.integrity.digests import file_digest
 
 MEDIA_BYTES = 64 << 20
 # What can stand beside the ids of a prompt, a row for each of its rows.
@@ -197,7 +197,7 @@ def _tensor_digest(name: str, value: Any) -> bytes:
     head = f"{name} {value.dtype} {tuple(value.shape)} "
     if value.numel() * value.element_size() > MEDIA_BYTES or value.device.type == "meta":
         return (head + "not digested: too large").encode()
-    return (head + "sha256:" + hashlib.sha256(tensor_bytes(value.detach().cpu())).hexdigest()).encode()
+    return (head + file_digest(tensor_bytes(value.detach().cpu()))).encode()
 
 
 # -- after ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import typer
 from provenance.cli import render
 from provenance.cli.environment import document, tell
 from provenance.cli.opened import Db, Json, Runs
-from provenance.cli.sides import here
+from provenance.cli.sides import side
 from provenance.determinism import lock as locks
 from provenance.errors import BadFile
 from provenance.facts import Field
@@ -71,7 +71,7 @@ def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[
         raise typer.BadParameter("--run has a model already; give --run or --model.")
     if run:
         return _of_run(run, db), {"from": "run"}
-    fields = {name: item for part in here() for name, item in part.fields.items()}
+    fields = dict(side("here", db).fields)
     about = {"from": "machine"}
     if model is not None:
         if not model.exists():

@@ -16,6 +16,7 @@ from provenance.catalogue.fields import VERSION, spec, table
 from provenance.errors import BadFile, BadSetting
 from provenance.explain import conditions
 from provenance.explain import fields as explained
+from provenance.explain.rules import PARENTS
 from provenance.facts import Field, Run, State
 from provenance.integrity.canonical import plain, restore
 
@@ -26,8 +27,6 @@ HEAD = """\
 # semantic: another value computes another function. numeric: the same function with other rounding.
 # random: another stream of random numbers. open: could not be read here, with the reason.
 """
-# Said by their members: a digest over many fields would drift with fields that cannot matter.
-PARENTS = {"lib.all_digest", "container.image_digest"}
 NOTHING = {"none": True}  # TOML has no null
 
 

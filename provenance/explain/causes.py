@@ -13,9 +13,10 @@ from typing import Any
 
 from provenance.catalogue.fields import Spec, spec
 from provenance.explain import conditions, tokens
+from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
-from provenance.explain.natures import RULED_OUT, fit, nature
+from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
 from provenance.explain.rules import Pair, dismissal
 from provenance.facts import Field
 
@@ -27,7 +28,6 @@ ONE_SIDED, BOTH_SIDED = 1.0, 0.12
 DECISIVE = 0.2
 AS_GOOD = 0.6
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
-NO_TOGGLE = ("", "-", "none")
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
 CALIBRATION = ((0.0, 0.0), (0.1, 0.15), (0.2, 0.6), (0.3, 0.85), (0.5, 0.91), (0.7, 0.94), (1.0, 0.97))
@@ -73,7 +73,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
-    if kind in ("prompt", "ids", "ids, no text"):
+    if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
         candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
     causes = _grouped(candidates)
@@ -173,7 +173,7 @@ def _sides(item: Blind, pair: Pair) -> tuple[Any, Any]:
 
 def _ruled_out(kind: str, declared: Spec) -> str:
     what = nature(declared)
-    if kind in ("prompt", "ids", "ids, no text"):
+    if kind in INPUTS:
         return "the inputs part before it can act"
     if kind == "text":
         return "the token ids that came out are equal"

@@ -42,7 +42,7 @@ def compare(
     """
     pairs = [_judge(a, b, one, other, declared, history) for one, other in pair(a, b, a_place, b_place)]
     order = {NOT_COMPARABLE: 0, DIVERGENT: 0, NEAR_TIE: 0, INCONCLUSIVE: 0, SAME: 1}
-    pairs.sort(key=lambda item: (order[item["verdict"]], _at(item)))
+    pairs.sort(key=lambda item: (order[item["verdict"]], parting(item)))
     first = dict(pairs[0])
     short = ("a", "b", "verdict", "layer", "explained")
     first["pairs"] = [
@@ -60,7 +60,8 @@ def compare(
     return {"schema": SCHEMA, **first, "history": past, "runs": [], "groups": []}
 
 
-def _at(item: dict[str, Any]) -> int:
+def parting(item: dict[str, Any]) -> int:
+    """Return where a pair parts, to sort by; those that do not come last."""
     at = item["outputs"]["first_divergent_token"]
     return at if at is not None else 1 << 30
 

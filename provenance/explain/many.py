@@ -14,7 +14,7 @@ from typing import Any
 from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
 from provenance.explain import advice, fields
-from provenance.explain.compare import Named, Place, compare
+from provenance.explain.compare import Named, Place, compare, parting
 from provenance.facts import Field, Run, Sequence
 
 Member = tuple[Run, Sequence]
@@ -38,7 +38,7 @@ def compare_all(given: Many[tuple[Run, Place]], declared: Named = lambda _: Fals
     split = _split(tables, labels, answers, declared)
     for answer in answers:
         _heed(answer, split)
-    chosen = min((item for item in answers if item["verdict"] != "same"), key=_at, default=answers[0])
+    chosen = min((item for item in answers if item["verdict"] != "same"), key=parting, default=answers[0])
     shown = {name for name in _names(tables) if _differs([table.get(name) for table in tables])}
     rows = zip(members, labels, tables, strict=True)
     return chosen | {
@@ -111,11 +111,6 @@ def _outputs(members: Many[Member]) -> list[object]:
 
 def _pair(one: Member, other: Member, declared: Named) -> dict[str, Any]:
     return compare(one[0], other[0], (one[1].row, one[1].ret), (other[1].row, other[1].ret), declared)
-
-
-def _at(answer: dict[str, Any]) -> int:
-    at = answer["outputs"]["first_divergent_token"]
-    return at if at is not None else 1 << 30
 
 
 # -- the split --------------------------------------------------------------------------------------

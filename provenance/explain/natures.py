@@ -129,14 +129,14 @@ GROUPS: dict[str, Callable[[Spec], str]] = {
     "model": _model, "generation": _decoding, "seeds_rng": _decoding, "service": _engine, "runtime_engine": _engine,
 }  # fmt: skip
 
+# Where the inputs differ already.
+INPUTS = ("prompt", "ids, no text")
 # [what the tokens show][nature]. What is not named fits not at all.
 FIT: dict[str, dict[str, float]] = {
     # the rendered prompts differ
     "prompt": {"order": 0.6, "mask": 0.9, "input": 1.0, "template": 1.0, "context": 0.9, "code": 0.4, "service": 0.35, "library": 0.35,
                "tokenizer": 0.25, "random": 0.15, "decoding": 0.03, "function": 0.03},
-    # one text, other ids
-    "ids": {"order": 0.1, "padding": 0.2, "mask": 0.9, "tokenizer": 1.0, "context": 0.8, "library": 0.5, "input": 0.3, "template": 0.15, "code": 0.15,
-            "function": 0.05},
+    # other ids; the text beside them was made from them, and cannot tell what made them
     "ids, no text": {"order": 0.4, "padding": 0.3, "mask": 0.9, "tokenizer": 1.0, "template": 0.9, "context": 0.9, "input": 0.8, "library": 0.45, "code": 0.3,
                      "service": 0.3, "random": 0.1, "function": 0.05},
     # equal ids out, other text

@@ -101,14 +101,10 @@ def _head(answer: dict[str, Any]) -> str:
         facts.append(("token evidence", outputs["no_evidence"]))
     cells = "".join(f"<div><dt>{shown(name)}</dt><dd>{shown(value)}</dd></div>" for name, value in facts)
     sides = "".join(
-        f'<p><b class="{s}">{s.upper()}</b> <code>{shown(_place(answer[s]))}</code></p>' for s in ("a", "b")
+        f'<p><b class="{s}">{s.upper()}</b> <code>{shown(story.place(answer[s]))}</code></p>' for s in ("a", "b")
     )
     badge = f'<span class="badge {shown(answer["verdict"])}">{shown(answer["verdict"].replace("_", " "))}</span>'
     return f"<header>{badge}<h1>{shown(story.headline(answer))}</h1>{sides}<dl>{cells}</dl></header>"
-
-
-def _place(side: dict[str, Any]) -> str:
-    return f"{side['run']}:{side['prompt']}" + (f".{side['return']}" if side["return"] else "")
 
 
 def _many(answer: dict[str, Any]) -> str:

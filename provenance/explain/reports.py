@@ -81,16 +81,11 @@ def cases(answer: dict[str, Any]) -> list[Case]:
     """Return one case for each pair of an answer that was settled."""
     return [
         Case(
-            f"{place(pair['a'])} {place(pair['b'])}", pair["a"], pair["b"], pair["verdict"], pair["exit"],
+            f"{story.place(pair['a'])} {story.place(pair['b'])}", pair["a"], pair["b"], pair["verdict"], pair["exit"],
             pair["allowed"], tuple(pair["causes"]), pair["first_divergent_token"],
         )
         for pair in answer["pairs"]
     ]  # fmt: skip
-
-
-def place(side: dict[str, Any]) -> str:
-    """Return the reference of a sequence."""
-    return f"{side['run']}:{side['prompt']}" + (f".{side['return']}" if side["return"] else "")
 
 
 def sentence(case: Case) -> str:
@@ -138,7 +133,7 @@ def _location(side: dict[str, Any]) -> dict[str, Any]:
         "physicalLocation": {
             "artifactLocation": {"uri": "provenance:" + quote(side["run"].encode("utf-8", "backslashreplace"))}
         },
-        "logicalLocations": [{"fullyQualifiedName": story.visible(place(side)), "kind": "run"}],
+        "logicalLocations": [{"fullyQualifiedName": story.visible(story.place(side)), "kind": "run"}],
     }
 
 

@@ -28,6 +28,8 @@ MADE = {
 CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
               "model.is_encoder_decoder", "model.dropout_probs", "model.quantization_config.quant_method",
               "model.quantization_config.bits"}  # fmt: skip
+# Digests over many fields: they would differ with fields that cannot matter.
+PARENTS = {"lib.all_digest", "container.image_digest"}
 # What chooses the way of decoding.
 WAYS = ("generation.do_sample", "generation.num_beams", "generation.assistant_model", "generation.custom_generate",
         "generation.penalty_alpha", "generation.dola_layers", "generation.prompt_lookup_num_tokens")  # fmt: skip
@@ -213,7 +215,7 @@ def _one_drew(difference: Difference, declared: Spec, pair: Pair) -> str:
 
 def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     """Dismiss digests over many fields: they say nothing that their members do not say."""
-    if difference.name in ("lib.all_digest", "container.image_digest"):
+    if difference.name in PARENTS:
         return "every package that can matter is compared by its own version"
     if difference.name == "generation.mode":
         way = next((name for name in WAYS if name in pair.differing), None)

@@ -35,7 +35,7 @@ def lines(
     """
     out = _many(answer) if answer["runs"] else []
     out += [("head", headline(answer)), ("plain", "")]
-    out += [("plain", f"A {_place(answer['a'])}"), ("plain", f"B {_place(answer['b'])}")]
+    out += [("plain", f"A {place(answer['a'])}"), ("plain", f"B {place(answer['b'])}")]
     out += _outputs(answer, text_a, text_b)
     out += _causes(answer)
     out += _dismissed(answer["dismissed"])
@@ -92,7 +92,8 @@ def _escape(text: str) -> str:
     return text
 
 
-def _place(side: dict[str, Any]) -> str:
+def place(side: dict[str, Any]) -> str:
+    """Return the reference of a sequence."""
     ret = f".{side['return']}" if side["return"] else ""
     return f"{side['run']}:{side['prompt']}{ret}"
 
@@ -232,7 +233,7 @@ def table(answer: dict[str, Any]) -> list[list[str]]:
     rows = [["run", "name", "group", *named]]
     for item in answer["runs"]:
         values = ["-" if item["fields"].get(name) is None else short(item["fields"][name]) for name in named]
-        rows.append([_place({"run": item["run"], **item}), item["name"], str(item["group"] or "?"), *values])
+        rows.append([place({"run": item["run"], **item}), item["name"], str(item["group"] or "?"), *values])
     return rows
 
 

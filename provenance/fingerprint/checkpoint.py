@@ -3,13 +3,13 @@
 Nothing is loaded and nothing is parsed: files are hashed as bytes.
 """
 
-import hashlib
 import os
 from pathlib import Path
 
 from provenance.facts import Field
 from provenance.fingerprint import files
 from provenance.fingerprint.reading import Missing, read, short_path
+from provenance.integrity.digests import file_digest
 
 # What a model is besides its weights: configuration, decoding defaults, tokenizer, template, preprocessing, own code.
 SMALL = (".json", ".jinja", ".model", ".txt", ".py", ".tiktoken")
@@ -40,4 +40,4 @@ def digest(path: Path) -> str:
     """Hash one small file. Raises Missing where it is too large to be one."""
     if path.stat().st_size > LIMIT:
         raise Missing(f"{path.name} is larger than {LIMIT >> 20} MiB")
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    return file_digest(path.read_bytes())

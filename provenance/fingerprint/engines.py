@@ -6,7 +6,6 @@ unknown and costs nothing else. Nothing here imports an engine; it is handed an 
 """
 
 import dataclasses
-import hashlib
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from provenance.catalogue.fields import table
 from provenance.facts import Field, Fingerprint, State
 from provenance.fingerprint.environ import NEVER_READ
 from provenance.fingerprint.reading import Missing, read, read_all, short_path
+from provenance.integrity.digests import file_digest
 from provenance.integrity.secrets import tells
 
 TEXT_CHARS, ITEMS, DEEP = 2000, 256, 4
@@ -226,7 +226,7 @@ def environ_digest(package: str, environ: Mapping[str, str]) -> str | None:
         for name, value in environ.items()
         if name.startswith(front) and not SECRET.search(name) and not tells(value)
     )
-    return "sha256:" + hashlib.sha256(repr(chosen).encode("utf-8", "surrogatepass")).hexdigest() if chosen else None
+    return file_digest(repr(chosen).encode("utf-8", "surrogatepass")) if chosen else None
 
 
 def process() -> list[Field]:

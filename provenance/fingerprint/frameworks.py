@@ -4,7 +4,6 @@ Package versions come from the names of the metadata folders on ``sys.path`` (a 
 of them; asking for each costs a hundred times that). The first folder on the path wins, as for an import.
 """
 
-import hashlib
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ import orjson
 from provenance.catalogue.fields import table
 from provenance.facts import Field
 from provenance.fingerprint.reading import Missing, Moot, Reader, module, read_all
+from provenance.integrity.digests import file_digest
 
 # What is loaded decides which fields have values; a change here makes a new environment fingerprint.
 WATCHED = ("torch", "transformers", "tokenizers", "numpy", "vllm", "sglang", "llama_cpp", "peft", "bitsandbytes",
@@ -79,7 +79,7 @@ def fields() -> list[Field]:
                 found.append(Field.moot(name, f"{package} is not installed"))
     found.append(Field("lib.editable_installs", editable(sys.path), source="metadata"))
     whole = "\n".join(f"{name}=={version}" for name, version in sorted(packages.items()))
-    found.append(Field("lib.all_digest", "sha256:" + hashlib.sha256(whole.encode()).hexdigest(), source="metadata"))
+    found.append(Field("lib.all_digest", file_digest(whole.encode()), source="metadata"))
     return found
 
 
@@ -114,14 +114,10 @@ def _providers() -> list[str]:
     return list(module("onnxruntime").get_available_providers())
 
 
-def _digest(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
 def _build_config() -> str:
     """Digest how torch was built. What it says of the moment (``CPU capability usage``) is a field of its own."""
     lines = _torch().__config__.show().splitlines()
-    return _digest("\n".join(line for line in lines if "capability usage" not in line))
+    return file_digest("\n".join(line for line in lines if "capability usage" not in line).encode())
 
 
 def _cublas() -> str:

@@ -7,7 +7,6 @@ only once the program itself has brought CUDA up. A driver that hangs is left be
 answered by then is kept.
 """
 
-import hashlib
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 from provenance.facts import Field, State
 from provenance.fingerprint.reading import Missing, Moot, Reader, read, read_all, within
+from provenance.integrity.digests import file_digest
 
 SECONDS = 2.0
 NAMES = ("gpu.count", "gpu.driver_version", "gpu.cuda_driver_api_version", "gpu.nvml_version", "gpu.conf_compute",
@@ -170,7 +170,7 @@ def _asked(nvml: Any, handle: Any) -> dict[str, Reader]:
         "ecc_mode": lambda: nvml.nvmlDeviceGetEccMode(handle)[0],
         "ecc_uncorrected": lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0)),
         "remapped_rows": lambda: list(nvml.nvmlDeviceGetRemappedRows(handle)),
-        "uuid_digest": lambda: _digest(_text(nvml.nvmlDeviceGetUUID(handle))),
+        "uuid_digest": lambda: file_digest(_text(nvml.nvmlDeviceGetUUID(handle)).encode()),
         "gsp_firmware": lambda: _text(nvml.nvmlDeviceGetGspFirmwareVersion(handle)),
         "persistence_mode": lambda: nvml.nvmlDeviceGetPersistenceMode(handle),
         "compute_mode": lambda: nvml.nvmlDeviceGetComputeMode(handle),
@@ -200,7 +200,7 @@ def _topology(nvml: Any, handles: list[Any]) -> str:
     if len(handles) < 2:
         raise Moot("there are no two devices")
     rows = [[nvml.nvmlDeviceGetTopologyCommonAncestor(a, b) for b in handles if b is not a] for a in handles]
-    return _digest(repr(rows))
+    return file_digest(repr(rows).encode())
 
 
 def _layout(nvml: Any, index: int, handle: Any, slices: list[Slice]) -> list[object]:
@@ -389,10 +389,6 @@ def _by_torch(torch: Any) -> list[Field]:
         asked["gcn_arch"] = attrgetter("gcnArchName")
     numbers = range(torch.cuda.device_count())
     return read_all({f"gpu.{n}.{name}": of(n, get) for n in numbers for name, get in asked.items()}, "torch")
-
-
-def _digest(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,5 @@
 """The machine: processor and system, from files and calls. No subprocess."""
 
-import hashlib
 import os
 import platform
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from provenance.facts import Field
 from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
+from provenance.integrity.digests import file_digest
 
 
 @lru_cache(maxsize=1)
@@ -37,7 +37,7 @@ def _cpu(key: str, fallback: str = "") -> str:
 def cpu_flags() -> str:
     """Digest the sorted feature flags: hypervisors hide AVX-512 and AMX."""
     flags = _cpu("flags") if "flags" in _cpuinfo() else _cpu("Features")
-    return "sha256:" + hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest()
+    return file_digest(" ".join(sorted(flags.split())).encode())
 
 
 def cpu_isa() -> list[str]:

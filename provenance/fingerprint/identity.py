@@ -20,6 +20,7 @@ import orjson
 from provenance.facts import Field
 from provenance.fingerprint import files
 from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
+from provenance.integrity.digests import file_digest
 
 REMOTE = "transformers_modules."
 # Not part of what an adapter is: where its base came from, and what a loader notes for itself.
@@ -30,21 +31,21 @@ ADAPTER_FIELDS = ("active", "merged", "autocast_dtype", "dropout")
 
 def fields(model: Any, tokenizer: Any = None) -> list[Field]:
     """Read the identity of a loaded model and of the tokenizer beside it."""
-    parts = [(name, part) for name, part in model.named_modules() if part is not None]
+    parts = list(model.modules())
     found = read_all(_model(model, parts), "model")
-    found += _adapters(model, [part for _, part in parts])
+    found += _adapters(model, parts)
     if tokenizer is not None:
         found += read_all({"tokenizer.revision": lambda: _tokenizer(tokenizer)}, "tokenizer")
     return found
 
 
-def _model(model: Any, parts: list[tuple[str, Any]]) -> dict[str, Reader]:
+def _model(model: Any, parts: list[Any]) -> dict[str, Reader]:
     return {
         "model.revision": lambda: revision(model),
         "model.code_revision": lambda: _code_revision(model),
-        "model.source_digest": lambda: source_digest({type(part).__module__ for _, part in parts}),
-        "model.monkey_patched": lambda: patches(part for _, part in parts),
-        "model.dropout_active": lambda: dropout(part for _, part in parts),
+        "model.source_digest": lambda: source_digest({type(part).__module__ for part in parts}),
+        "model.monkey_patched": lambda: patches(parts),
+        "model.dropout_active": lambda: dropout(parts),
         "generation_config.revision": lambda: _generation(model),
         "weights.missing_keys": lambda: missing_keys(model),
         "weights.unexpected_keys": lambda: _unexpected(model),
@@ -117,7 +118,7 @@ def source_digest(modules: Iterable[str]) -> str:
         found.append([_portable(name), _source(path, facts.st_size, facts.st_mtime_ns)])
     if not found:
         raise Moot("every part of the model is torch's own")
-    return _sha(orjson.dumps(found))
+    return file_digest(orjson.dumps(found))
 
 
 @lru_cache(maxsize=512)
@@ -286,7 +287,7 @@ def adapter_digest(config: Any) -> str:
     """Digest the configuration of an adapter, without labels."""
     table = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
     kept = {key: _plain(value) for key, value in table.items() if key not in ADAPTER_LABELS}
-    return _sha(orjson.dumps(kept, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+    return file_digest(orjson.dumps(kept, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
 
 
 def _adapter_dtypes(layers: Iterable[Any]) -> list[str]:
@@ -314,7 +315,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
-
-
-def _sha(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()

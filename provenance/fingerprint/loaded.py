@@ -18,6 +18,7 @@ from pathlib import Path
 
 from provenance.facts import Field
 from provenance.fingerprint.reading import Missing, Moot, Reader, read, short_path
+from provenance.integrity.digests import file_digest
 
 MAPS = Path("/proc/self/maps")
 EDGE = 1 << 20
@@ -76,8 +77,8 @@ def fields() -> list[Field]:
         found.append(read(f"loaded.{name}", _bound(identity, path), "maps"))
         found.append(Field(f"loaded.{name}.path", short_path(path, os.path.expanduser("~")), source="maps"))
     names = sorted({f"{path.rpartition('/')[2]}" for path in paths})
-    whole = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-    found.append(Field("lib.shadowed_libs_digest", f"sha256:{whole}", source="maps"))
+    whole = file_digest("\n".join(names).encode("utf-8", "surrogateescape"))
+    found.append(Field("lib.shadowed_libs_digest", whole, source="maps"))
     found += [read(name, _bound(ask, places.get(library, "")), "library") for name, (library, ask) in VERSIONS.items()]
     return found + [read(name, reader, "files") for name, reader in CACHES.items()]
 
@@ -191,8 +192,8 @@ def _folder_state(folder: Path) -> dict[str, object]:
         if len(names) > CACHE_ENTRIES:
             break
     names.sort()
-    digest = hashlib.sha256("\n".join(names[:CACHE_ENTRIES]).encode("utf-8", "surrogateescape")).hexdigest()
-    return {"files": len(names), "names": f"sha256:{digest}", "whole": len(names) <= CACHE_ENTRIES}
+    digest = file_digest("\n".join(names[:CACHE_ENTRIES]).encode("utf-8", "surrogateescape"))
+    return {"files": len(names), "names": digest, "whole": len(names) <= CACHE_ENTRIES}
 
 
 def _inductor_cache() -> object:

@@ -4,7 +4,6 @@
 identity, version and address, and the few settings that can change without a tensor changing.
 """
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ import orjson
 from provenance.facts import Field, Fingerprint
 from provenance.fingerprint import identity
 from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
+from provenance.integrity.digests import file_digest
 
 QUANTIZATION = (
     "quant_method", "bits", "group_size", "sym", "desc_act", "zero_point", "format", "backend", "load_in_8bit",
@@ -92,7 +92,7 @@ def _tokenizer(tokenizer: Any) -> dict[str, Reader]:
         "tokenizer.padding_side": lambda: tokenizer.padding_side,
         "tokenizer.truncation_side": lambda: tokenizer.truncation_side,
         "tokenizer.model_max_length": lambda: int(tokenizer.model_max_length),
-        "tokenizer.added_tokens_digest": lambda: _sha(repr(sorted(tokenizer.added_tokens_decoder.items())).encode()),
+        "tokenizer.added_tokens_digest": lambda: _added_tokens(tokenizer),
         "tokenizer.add_bos": lambda: _adds_bos(tokenizer),
         # how the record's own text is made: prompts with special tokens, outputs without
         "tokenizer.decode_flags": lambda: {"skip_special_tokens": "output", "clean_up_tokenization_spaces": False},
@@ -129,7 +129,7 @@ def config_digest(config: Any) -> str:
     """Digest the resolved configuration, without labels. Equal digests dismiss every single value in it."""
     document = {key: value for key, value in config.to_dict().items() if key not in LABELS}
     data = orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str)
-    return _sha(data)
+    return file_digest(data)
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -140,8 +140,12 @@ def tokenizer_digest(tokenizer: Any) -> str:
     """
     text = _pipeline(tokenizer)
     if text is None:
-        return _sha(orjson.dumps(sorted(tokenizer.get_vocab().items())))
-    return _sha(text[text.index('"added_tokens"') :].encode("utf-8", "surrogatepass"))
+        return file_digest(orjson.dumps(sorted(tokenizer.get_vocab().items())))
+    return file_digest(text[text.index('"added_tokens"') :].encode("utf-8", "surrogatepass"))
+
+
+def _added_tokens(tokenizer: Any) -> str:
+    return file_digest(repr(sorted(tokenizer.added_tokens_decoder.items())).encode())
 
 
 def _pipeline(tokenizer: Any) -> str | None:
@@ -173,7 +177,7 @@ def _template(tokenizer: Any) -> str:
     template = tokenizer.chat_template
     if not template:
         raise Moot("the tokenizer has no chat template")
-    return _sha(str(template).encode("utf-8", "surrogatepass"))
+    return file_digest(str(template).encode("utf-8", "surrogatepass"))
 
 
 def _dtypes(model: Any) -> object:
@@ -230,7 +234,7 @@ def _quantization(config: Any) -> list[Field]:
     table = dict(setting if isinstance(setting, Mapping) else setting.to_dict())
     found = [_quantized(prefix + name, table.pop(name, None)) for name in QUANTIZATION]
     rest = orjson.dumps(_plain(table), option=orjson.OPT_SORT_KEYS)
-    return [*found, Field(prefix + "other_digest", _sha(rest), source="model")]
+    return [*found, Field(prefix + "other_digest", file_digest(rest), source="model")]
 
 
 def _quantized(name: str, value: Any) -> Field:
@@ -273,10 +277,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value)
-
-
-def _sha(data: bytes) -> str:
-    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 # -- walking ----------------------------------------------------------------------------------------

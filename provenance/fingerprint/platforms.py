@@ -3,7 +3,6 @@
 Everything is read from files, from the interpreter, or from what torch has already brought up; nothing is started.
 """
 
-import hashlib
 import os
 import platform
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from provenance.facts import Field
 from provenance.fingerprint.reading import Missing, Moot, Reader, module, read, read_all
+from provenance.integrity.digests import file_digest
 
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 IMAGE = "PROVENANCE_IMAGE_DIGEST"
@@ -121,17 +121,14 @@ def fields() -> list[Field]:
     return read_all(READERS, "system")
 
 
-def _digest(properties: object) -> str:
-    return "sha256:" + hashlib.sha256(str(properties).encode()).hexdigest()
-
-
 def xpu() -> list[Field]:
     """Read Intel devices, if torch has brought them up."""
     torch: Any = sys.modules.get("torch")
     device = getattr(torch, "xpu", None)
     if device is None or not device.is_initialized():
         return []
-    return [
-        read(f"xpu.{n}.properties_digest", lambda n=n: _digest(device.get_device_properties(n)), "torch")  # type: ignore[misc]
-        for n in range(device.device_count())
-    ]
+
+    def properties(number: int) -> Reader:
+        return lambda: file_digest(str(device.get_device_properties(number)).encode())
+
+    return [read(f"xpu.{n}.properties_digest", properties(n), "torch") for n in range(device.device_count())]

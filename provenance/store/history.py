@@ -18,6 +18,7 @@ from provenance.catalogue.fields import spec
 from provenance.errors import BadSetting
 from provenance.facts import Field, Fingerprint, Run, State
 from provenance.store import queries, tables
+from provenance.store.queries import MODEL_NAMES
 from provenance.store.rows import clean
 
 MOST = 10_000  # of one input, at least this many runs are kept, and at most twice as many
@@ -25,7 +26,6 @@ CHUNK = 2000
 LEAST = 6  # digits of a key
 KNOWN_STATE = re.compile(r'"rng\.[a-z_0-9]+_sha256":"')
 UNKNOWN_STATE = re.compile(r'"rng\.[a-z_0-9]+_sha256":\{"\$field":\{"state":"(unknown|redacted)"')
-MODEL_NAMES = ("model.name_or_path", "model.class")
 Document = dict[str, object]
 
 

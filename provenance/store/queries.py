@@ -16,6 +16,7 @@ from provenance.store.rows import clean
 
 FACT_FIELDS = re.compile(r"^[a-z][a-z_]*\.[A-Za-z0-9_.]+$")
 SCOPES = ("environment", "switches", "model", "settings")
+MODEL_NAMES = ("model.name_or_path", "model.class")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def log(engine: Engine, limit: int, name: str = "", status: str = "", tag: str =
     )
     model = (
         select(fields.c.value)
-        .where(fields.c.fingerprint == runs.c.model, fields.c.name.in_(("model.name_or_path", "model.class")))
+        .where(fields.c.fingerprint == runs.c.model, fields.c.name.in_(MODEL_NAMES))
         .order_by(fields.c.name.desc(), fields.c.value.is_(None))
     )
     query = (

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from provenance.errors import BadSetting
-from provenance.explain import compare, many, reports
+from provenance.explain import compare, many, reports, story
 from provenance.facts import Run, Sequence
 from tests.explain.test_compare import pair
 from tests.fakes.runs import run
@@ -181,4 +181,4 @@ def test_text_that_xml_cannot_hold_is_made_visible() -> None:
 
 
 def test_a_sequence_is_named_with_its_return() -> None:
-    assert reports.place({"run": "a", "prompt": 1, "return": 2}) == "a:1.2"
+    assert story.place({"run": "a", "prompt": 1, "return": 2}) == "a:1.2"
