@@ -259,7 +259,6 @@ class Batch:
             self.event("alarm", record.seq, {"why": "the end of a call that never began", "start": output.start_seq})
             run = {"id": 0, "started_at": output.wall_ns, "leaf": bytes(32), "call_facts": "{}"}
         facts = orjson.loads(output.facts)
-        states = sorted(f"{name}={facts[name]}" for name in facts if name.startswith("rng.") and "sha256" in name)
         commitments = self._payloads(run, output.payloads, record.seed) if run["id"] else [
             leaves.commit(item, record.seed)[1] for item in output.payloads
         ]  # fmt: skip
@@ -270,7 +269,7 @@ class Batch:
             # A binding may have come first: what is bound stays bound.
             "weights": self.documents.weights(output.weights) or run.get("weights"),
             "error": clean(facts.pop("error", "")) or None,
-            "random_state": digests.file_digest("&".join(states).encode()) if facts.get("sampled") else None,
+            "random_state": rolling.drawn_from(facts, (self.id, output.start_seq)),
             "leaf": digests.leaf_hash(leaf),
         }  # fmt: skip
         rolling.late(self.documents, run, facts)

@@ -183,8 +183,12 @@ def _answer(connection: Connection, input_key: bytes, output: Any) -> tuple[Answ
     row = connection.execute(query).first()
     if row is None:  # erased since
         return Answer("", output.runs, ""), ""
-    place = f":{row.prompt_index}" + (f".{row.return_index}" if row.return_index else "")
-    reference = row.run_id + (place if row.batch_size > 1 or row.return_index else "")
+    last = select(func.max(rows.c.return_index)).where(
+        rows.c.run == output.last_run, rows.c.prompt_index == row.prompt_index
+    )
+    several = connection.execute(last).scalar()
+    place = f":{row.prompt_index}" + (f".{row.return_index}" if several else "")
+    reference = row.run_id + (place if row.batch_size > 1 or several else "")
     return Answer(reference, output.runs, row.output_preview or ""), row.input_preview or ""
 
 

@@ -2,7 +2,9 @@
 
 The question "which equal inputs gave more than one output" takes seconds over a million runs; kept rolling it
 is a look-up. A group is equal input, equal settings (by value, whoever set them), equal random state if
-sampled, and equal tensors. Where one of these is unknown there is no group: unknown is never equal.
+sampled, equal tensors, and one place among the answers to a prompt: the second of three that one call returns is
+compared with the second of another call, never with its own neighbours. A draw has its row in the batch too, since
+each row draws other numbers. Where one of these is unknown there is no group: unknown is never equal.
 """
 
 import hashlib
@@ -10,9 +12,11 @@ from typing import Any
 
 from provenance.facts import FINISHES
 from provenance.integrity.canonical import raw
+from provenance.integrity.digests import file_digest
 from provenance.store.rows import Bulk, Documents, clean
 
 FINISH = dict(enumerate(FINISHES))
+COUNTED = ("input_key", "output_key", "prompt_index", "return_index")
 
 _INPUTS = """insert into equal_inputs(grp, input_key, settings, random_state, weights, runs, outputs, first_run,
     last_run, first_at, last_at) values(?,?,?,?,?,1,0,?,?,?,?)
@@ -34,12 +38,24 @@ def count(bulk: Bulk, documents: Documents, run: dict[str, Any], sequence: dict[
         values = str(bulk.run("select value_digest from fingerprints where id=?", (settings,))[0][0])
         documents.values[settings] = values
     state = run.get("random_state") or ""
-    parts = (bytes(sequence["input_key"]), values.encode(), state.encode(), str(weights).encode())
+    parts = [bytes(sequence["input_key"]), values.encode(), state.encode(), str(weights).encode()]
+    place = (sequence["return_index"], sequence["prompt_index"] if state else 0)
+    parts += [str(place).encode()] if any(place) else []
     group = hashlib.sha256(b"provenance/group/v1" + b"\0".join(parts)).digest()
     number, at = run["id"], run["started_at"]
     bulk.run(_INPUTS, (group, sequence["input_key"], values, state, weights, number, number, at, at))
     bulk.run(_OUTPUTS, (group, sequence["output_key"], number, number))
     bulk.run(_RECOUNT, (group,))
+
+
+def drawn_from(facts: dict[str, Any], call: tuple[int, int]) -> str | None:
+    """Digest the random states of a sampled call; where they are not all known it is equal to no other call."""
+    if not facts.get("sampled"):
+        return None
+    states = sorted(f"{name}={facts[name]}" for name in facts if name.startswith("rng.") and "sha256" in name)
+    if not states or any(isinstance(facts[item.partition("=")[0]], dict) for item in states):
+        states = [f"not known in call {call}"]
+    return file_digest("&".join(states).encode())
 
 
 def late(documents: Documents, run: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -71,5 +87,6 @@ def bind(bulk: Bulk, documents: Documents, stream: int, binding: dict[str, Any])
     for run_id, started_at, settings, state, status in late:
         run = {"id": run_id, "started_at": started_at, "settings": settings, "random_state": state, "status": status,
                "weights": number}  # fmt: skip
-        for input_key, output_key in bulk.run("select input_key, output_key from sequences where run=?", (run_id,)):
-            count(bulk, documents, run, {"input_key": input_key, "output_key": output_key})
+        query = f"select {','.join(COUNTED)} from sequences where run=?"
+        for row in bulk.run(query, (run_id,)):
+            count(bulk, documents, run, dict(zip(COUNTED, row, strict=True)))

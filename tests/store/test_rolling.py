@@ -154,6 +154,36 @@ def test_every_sequence_of_a_batch_counts_for_itself(life: Life) -> None:
     assert life.groups() == [(1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_answers_of_one_call_to_one_prompt_are_compared_place_by_place(life: Life, late: bool) -> None:
+    ends = tuple(SequenceEnd(0, ret, 1, 1, 0, 1, 0.5, 0) for ret in range(2))
+    for second in (6, 6, 7):
+        answers = (ids("output.ids", [5]), ids("output.ids", [second], 0, 1))
+        more: dict[str, Any] = {"weights": bytes(32)} if late else {}
+        seq = life.call(payloads=answers, sequences=ends, **more)
+    if late:
+        life.calls.binding(0, seq)
+    assert life.groups() == [(3, 1), (3, 2)]
+
+
+def test_each_row_of_a_batch_draws_numbers_of_its_own(life: Life) -> None:
+    ends = tuple(SequenceEnd(row, 0, 1, 1, 0, 1, 0.5, 0) for row in range(2))
+    for _ in range(2):
+        life.call(
+            begin={"payloads": (ids("prompt.ids", [1]), ids("prompt.ids", [1], 1)), "rows": 2}, sequences=ends,
+            payloads=(ids("output.ids", [5]), ids("output.ids", [6], 1)),
+            facts={"sampled": True, "rng.torch_cpu_sha256": "a"},
+        )  # fmt: skip
+    assert life.groups() == [(2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("facts", [{}, {"rng.torch_cpu_sha256": {"$field": {"state": "unknown", "reason": "off"}}}])
+def test_draws_from_states_that_are_not_known_are_equal_to_no_other(life: Life, facts: dict[str, Any]) -> None:
+    life.call(facts={"sampled": True, **facts})
+    life.call(facts={"sampled": True, **facts}, answer=3)
+    assert life.groups() == [(1, 1), (1, 1)]
+
+
 def test_a_record_drained_twice_is_counted_once(life: Life, tmp_path: Path) -> None:
     life.call()
     life.call()
