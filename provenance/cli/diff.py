@@ -10,7 +10,6 @@ import typer
 
 from provenance.cli import render
 from provenance.cli.opened import Db, Json, Place, Runs, is_file, split
-from provenance.determinism.lock import matches, patterns
 from provenance.errors import BadFile, ProvenanceError, UsageError
 from provenance.explain import compare, reports, story
 from provenance.explain.history import Evidence, Observation, evidence
@@ -116,8 +115,12 @@ def _baseline(runs: Runs, tag: str, run: Run, place: Place) -> tuple[Run, Place]
 
 def _named(given: list[str] | None, runs: Given) -> Callable[[str], bool]:
     """Return what says whether a field is meant. Raises BadSetting for a name that no field has."""
-    checked = patterns(given or (), {name for run, _ in runs for name in run.fields})
-    return lambda name: matches(name, checked)
+    if not given:
+        return lambda _: False
+    from provenance.determinism import lock
+
+    checked = lock.patterns(given, {name for run, _ in runs for name in run.fields})
+    return lambda name: lock.matches(name, checked)
 
 
 def _past(runs: Runs, references: list[str], given: Given) -> Mapping[str, Evidence] | None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 from urllib.parse import quote
-from xml.etree import ElementTree as ET
 
 from provenance.errors import BadSetting
 from provenance.explain import story
@@ -139,6 +138,8 @@ def _location(side: dict[str, Any]) -> dict[str, Any]:
 
 def junit(answer: dict[str, Any]) -> str:
     """Return the answer as JUnit XML: a test case for each pair; in error where nothing could be told."""
+    from xml.etree import ElementTree as ET
+
     found = cases(answer)
     failed, untold = (sum(case.code == code for case in found) for code in (FAILED, UNTOLD))
     counts = {"tests": str(len(found)), "failures": str(failed), "errors": str(untold), "skipped": "0"}
