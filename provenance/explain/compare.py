@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
 from provenance.explain import advice as advising
 from provenance.explain import causes, conditions, fields, tokens
-from provenance.explain.rules import Pair
+from provenance.explain.natures import FUNCTIONAL, nature
+from provenance.explain.rules import TENSORS, Pair
 from provenance.facts import Run, Sequence
 
 SCHEMA = "provenance/diff/1"
@@ -132,7 +134,7 @@ def _judge(
 ) -> dict[str, Any]:
     inputs = _inputs(a, b, one, other)
     sampled = conditions.truth("sample", a) is True or conditions.truth("sample", b) is True
-    evidence = tokens.compare(one, other, sampled)
+    evidence = tokens.compare(one, other, sampled, one_key=a.key_id == b.key_id)
     differing, blind = fields.compare(fields.of_sequence(a, one), fields.of_sequence(b, other))
     names = frozenset(item.name for item in differing)
     meant = [item for item in differing if declared(item.name)]
@@ -187,15 +189,23 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
     if case.inputs_equal is False:
         return INCONCLUSIVE if ranking.undecided else NOT_COMPARABLE
     if case.inputs_equal is None and case.one.input_key and case.a.key_id != case.b.key_id:
-        return NOT_COMPARABLE
+        return INCONCLUSIVE  # whether one thing was asked cannot be told
     if ranking.undecided:
         return INCONCLUSIVE
+    # Other tensors are another model, however little they moved the logits; a cast of equal ones is none.
+    if any(item["field"] in TENSORS for item in ranking.causes):
+        return NOT_COMPARABLE
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
-    if case.evidence.near_tie and not (ranking.causes and ranking.causes[0]["effect"] == "semantic"):
+    if case.evidence.near_tie and not (ranking.causes and _functional(ranking.causes[0])):
         return NEAR_TIE
     if case.weights_equal is False and case.evidence.kind in ("large", "unknown"):
         return NOT_COMPARABLE
     return DIVERGENT
+
+
+def _functional(cause: dict[str, Any]) -> bool:
+    """Say whether a cause is more than another order of sums: then the output that came of it may be wrong."""
+    return cause["effect"] == "semantic" or nature(spec(cause["field"])) in FUNCTIONAL
 
 
 def _layer(case: Pair, parts: bool) -> str | None:
@@ -244,7 +254,7 @@ def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> l
     if not parts:
         return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
     advice = []
-    if case.evidence.near_tie:
+    if verdict == NEAR_TIE:
         advice.append(
             "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong. "
             "To get one of them every time, run the prompt in the same batch shape and padding."

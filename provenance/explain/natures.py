@@ -129,6 +129,9 @@ GROUPS: dict[str, Callable[[Spec], str]] = {
     "model": _model, "generation": _decoding, "seeds_rng": _decoding, "service": _engine, "runtime_engine": _engine,
 }  # fmt: skip
 
+# They compute something else, and not one thing in another order.
+FUNCTIONAL = frozenset({"function", "dropout", "mask", "input", "decoding", "stop", "random"})
+
 # Where the inputs differ already.
 INPUTS = ("prompt", "ids, no text")
 # [what the tokens show][nature]. What is not named fits not at all.

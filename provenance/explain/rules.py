@@ -51,6 +51,8 @@ SETS = {"env.OMP_NUM_THREADS": "torch.num_threads", "env.MKL_NUM_THREADS": "mkl.
 GREEDY_IGNORES_FROM = (4, 39)
 
 
+# Rows share one stream: in another batch each draws other numbers of it.
+DRAWN = ("seed.given", "seed.torch_initial", "rng.consumed", "rng.batch_shape_at_sampling")
 STREAMS = ("rng.torch_cpu_state_sha256", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
            "rng.torch_xpu_state_sha256")  # fmt: skip
 
@@ -72,7 +74,7 @@ class Pair:
     def same_noise(self) -> bool:
         """Say whether both runs are known to have drawn from one random stream, at one place."""
         states = [name for name in STREAMS if _both(self, name)]
-        return bool(states) and not self.differing & {*STREAMS, "seed.given", "seed.torch_initial", "rng.consumed"}
+        return bool(states) and not self.differing & {*STREAMS, *DRAWN}
 
     @property
     def weights_equal(self) -> bool | None:
@@ -205,6 +207,21 @@ def _no_draw(difference: Difference, declared: Spec, pair: Pair) -> str:
     return ""
 
 
+def _no_dropout(difference: Difference, _: Spec, pair: Pair) -> str:
+    """Dismiss training mode where nothing in the model acts in it: no dropout is on, and no layer keeps statistics."""
+    if difference.name != "model.training":
+        return ""
+    for run in (pair.a, pair.b):
+        kinds = conditions.value(run.fields, "model.module_kinds")
+        if not isinstance(kinds, list) or "norm of batches" in kinds:
+            return ""
+        if conditions.value(run.fields, "model.training") is not False:
+            on = conditions.value(run.fields, "model.dropout_active")
+            if on != []:
+                return ""
+    return "no dropout is on in the model and no layer keeps statistics, so training mode changes nothing"
+
+
 def _one_drew(difference: Difference, declared: Spec, pair: Pair) -> str:
     """Where one run drew its tokens and the other did not, that is the difference, and not where its stream stood."""
     if declared.effect == "random" and "generation.do_sample" in pair.differing:
@@ -240,5 +257,5 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
 
 RULES: tuple[Rule, ...] = (
     _context, _greedy, _one_samples, _moot, _same_tensors, _cast, _same_ids, _sets, _length, _no_draw,
-    _one_drew, _parents,
+    _no_dropout, _one_drew, _parents,
 )  # fmt: skip

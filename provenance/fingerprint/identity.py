@@ -23,6 +23,7 @@ from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
 from provenance.integrity.digests import file_digest
 
 REMOTE = "transformers_modules."
+NOISE = re.compile(r"drop(out|_?path|_?prob|_?rate)|layer_?drop|jitter")
 # Not part of what an adapter is: where its base came from, and what a loader notes for itself.
 ADAPTER_LABELS = {"base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -180,15 +181,15 @@ def _code(code: CodeType) -> str:
 
 
 def dropout(parts: Iterable[Any]) -> list[str]:
-    """Name the dropout that is on: in modules that are in training mode, with a probability above zero."""
+    """Name the dropout and noise that is on: in modules that are in training mode, with a rate above zero."""
     found: Counter[str] = Counter()
     for part in parts:
         if not part.training:
             continue
         kind = type(part).__name__
         for name, value in part.__dict__.items():
-            named = "dropout" in name.lower() or (name == "p" and "dropout" in kind.lower())
-            if named and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            named = NOISE.search(name.lower()) or (name == "p" and "dropout" in kind.lower())
+            if named and isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
                 found[f"{kind}.{name}={value:g}"] += 1
     return [f"{name} x{count}" for name, count in sorted(found.items())]
 

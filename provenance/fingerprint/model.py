@@ -211,7 +211,8 @@ def _device_map(model: Any) -> object:
 def _kinds(model: Any) -> list[str]:
     """Name the kinds of operators that some switches act on alone."""
     names = {type(module).__name__.lower() for module in modules(model)}
-    marks = {"conv": "conv", "lstm": "rnn", "gru": "rnn", "expert": "moe", "moe": "moe"}
+    marks = {"conv": "conv", "lstm": "rnn", "gru": "rnn", "expert": "moe", "moe": "moe",
+             "batchnorm": "norm of batches", "instancenorm": "norm of batches"}  # fmt: skip
     return sorted({kind for mark, kind in marks.items() if any(mark in name for name in names)})
 
 

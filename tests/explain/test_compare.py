@@ -71,6 +71,42 @@ def test_a_wide_margin_with_rounding_alone_is_not_blamed_on_rounding() -> None:
     assert (answer["verdict"], answer["causes"]) == ("divergent", [])
 
 
+def test_other_tensors_are_another_model_however_little_they_moved_the_logits() -> None:
+    """A choice that hung on a tie does not make the output of another model as good as that of the first."""
+    root = {"weights.loaded_root": "p1:sha256:" + "2" * 64}
+    for fields in (root, root | {"batch.size": 4}):
+        answer = compare.compare(*pair({"batch.size": 1}, {"batch.size": 1} | fields))
+        assert answer["verdict"] == "not_comparable"
+        assert not any("neither output is wrong" in line for line in answer["advice"])
+    cast = compare.compare(*pair({"model.dtype": "float32"}, root | {"model.dtype": "bfloat16"}))
+    assert (cast["verdict"], cast["causes"][0]["field"]) == ("near_tie", "model.dtype")
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [("batch.mask_given", True, False), ("model.training", False, True), ("generation.repetition_penalty", 1.0, 1.01)],
+)
+def test_another_function_is_never_a_near_tie_and_nobody_is_told_that_nothing_is_wrong(
+    name: str, a: Any, b: Any
+) -> None:
+    on = {"model.dropout_active": ["Dropout.p=0.1 x2"], "model.module_kinds": []}
+    answer = compare.compare(*pair({name: a}, {name: b} | on))
+    assert answer["causes"][0]["field"] == name
+    assert answer["verdict"] == "divergent"
+    assert not any("neither output is wrong" in line for line in answer["advice"])
+
+
+def test_rows_of_another_batch_draw_other_numbers_of_one_stream() -> None:
+    drawn = {"generation.do_sample": True, "generation.temperature": 1.0}
+    alone = drawn | {"batch.size": 1, "rng.batch_shape_at_sampling": [1, 1280]}
+    beside = drawn | {"batch.size": 4, "rng.batch_shape_at_sampling": [4, 1280]}
+    answer = compare.compare(*pair(alone, beside, moved=0.0))
+    assert answer["causes"][0]["field"] == "rng.batch_shape_at_sampling"
+    assert "batch.size" not in {cause["field"] for cause in answer["causes"]}
+    moved = compare.compare(*pair(alone, beside))
+    assert [cause["field"] for cause in moved["causes"]] == ["rng.batch_shape_at_sampling", "batch.size"]
+
+
 def test_other_weights_explain_logits_that_moved_far() -> None:
     other = {"weights.loaded_root": "p1:sha256:" + "2" * 64, "torch.num_threads": 1}
     answer = compare.compare(*pair(None, other, moved=9.0, margin=1.0))
@@ -155,7 +191,12 @@ def test_under_another_key_only_ids_compare() -> None:
 
     assert compare.compare(sealed("k"), sealed("k"))["verdict"] == "same"
     other = replace(sealed("z"), sequences=(Sequence(row=0, ret=0, input_key="c", output_key="d"),))
-    assert compare.compare(sealed("k"), other)["verdict"] == "not_comparable"
+    answer = compare.compare(sealed("k"), other)
+    assert (answer["verdict"], answer["inputs"]["equal"], answer["outputs"]["equal"]) == ("inconclusive", None, None)
+    assert (answer["causes"], compare.EXIT[answer["verdict"]]) == ([], 3)
+    told = replace(other, sequences=(replace(other.sequences[0], output_text="x"),))
+    mine = replace(sealed("k"), sequences=(replace(sealed("k").sequences[0], output_text="y"),))
+    assert compare.compare(mine, told)["verdict"] == "inconclusive"
 
 
 # -- pairing ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from provenance.catalogue.fields import spec
 from provenance.explain import causes, fields, natures, rules, tokens
 from provenance.explain.fields import Difference
 from provenance.facts import Field
-from tests.fakes.runs import run, step
+from tests.fakes.runs import run, step, unknown
 
 
 def judge(name: str, a: Any, b: Any, *, moved: float = 0.125, margin: float = 0.125, **more: Any) -> str:
@@ -135,3 +135,13 @@ def test_weights_equal_is_told_only_where_both_are_known() -> None:
     assert case.weights_equal is True
     bare = run(fields={"weights.loaded_root": None})
     assert replace(case, a=bare).weights_equal is None
+
+
+def test_training_mode_changes_nothing_where_nothing_in_the_model_acts_in_it() -> None:
+    nothing = {"model.dropout_active": [], "model.module_kinds": ["moe"]}
+    assert "no dropout is on" in judge("model.training", False, True, shared=nothing)
+    for acts in (
+        {"model.dropout_active": ["Dropout.p=0.1 x3"]}, {"model.module_kinds": ["norm of batches"]},
+        {"model.dropout_active": unknown("model.dropout_active")}, {"model.module_kinds": unknown("model.module_kinds")},
+    ):  # fmt: skip
+        assert judge("model.training", False, True, shared=nothing | acts) == ""

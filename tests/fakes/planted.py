@@ -25,7 +25,7 @@ PROMPTS = (
 LONG = "The try statement specifies exception handlers and cleanup code for a group of statements, so that it can"
 TOKENS = 72
 BATCH = ("batch.size", "batch.max_length", "batch.padding_tokens")
-NUMERIC, SEMANTIC = "numeric", "semantic"
+NUMERIC, SEMANTIC, MODEL = "numeric", "semantic", "another model"
 Ask = Callable[["Bench", str], str]
 
 
@@ -230,12 +230,12 @@ PLANTS: tuple[Plant, ...] = (
     Plant("no oneDNN", ("torch.backends.mkldnn.enabled",), NUMERIC, plain, held(lambda: flag(MKLDNN, "enabled", False))),
     Plant("no flash", ("torch.backends.cuda.flash_sdp_enabled",), NUMERIC, plain,
           held(lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))),
-    Plant("a unit in the last place", ("weights.loaded_root",), NUMERIC, plain, of("nudged", weights(nudge))),
+    Plant("a unit in the last place", ("weights.loaded_root",), MODEL, plain, of("nudged", weights(nudge))),
     Plant("a draft", ("generation.assistant_model", "generation.mode"), NUMERIC, plain,
           lambda b, p: b.ask(p, assistant_model=b.model("draft", weights(scale)))),
     # another function
-    Plant("weights", ("weights.loaded_root",), SEMANTIC, plain, of("scaled", weights(scale))),
-    Plant("frequencies", ("weights.loaded_root",), NUMERIC, plain, of("bent", weights(bend))),
+    Plant("weights", ("weights.loaded_root",), MODEL, plain, of("scaled", weights(scale))),
+    Plant("frequencies", ("weights.loaded_root",), MODEL, plain, of("bent", weights(bend))),
     Plant("training", ("model.training",), SEMANTIC, plain, of("training", dropping)),
     Plant("rope", ("model.rope_parameters", "model.config_digest", "weights.loaded_root"), SEMANTIC, plain,
           of("rope", rope_parameters={"rope_type": "default", "rope_theta": 9000.0})),
