@@ -27,6 +27,7 @@ UNDECIDED = 0.7  # a field of which it is not known whether it acts here
 ONE_SIDED, BOTH_SIDED = 1.0, 0.12
 DECISIVE = 0.2
 AS_GOOD = 0.6
+ASKED = "input.token_ids"
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
@@ -73,6 +74,10 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
+    unasked = _unasked(pair)
+    if unasked:  # whether one thing was asked decides before anything else can
+        blind = [*(item for item in blind if item.name != ASKED), Blind(ASKED, unasked)]
+        strengths[ASKED] = WEIGHT[spec(ASKED).prior]
     if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
         candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
@@ -81,23 +86,44 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     named = {member for cause in causes for member in group_of(cause.name)}
     strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)
     best = causes[0].score if causes else 0.0
-    undecided = strongest >= DECISIVE and strongest > best
-    unknown: list[dict[str, Any]] = [
-        {"field": item.name, "because": item.because, "would_decide": undecided and strengths[item.name] > best}
-        for item in blind
-        if strengths[item.name] > 0
-    ]
-    unknown.sort(key=lambda item: (not item["would_decide"], -strengths[str(item["field"])], str(item["field"])))
+    undecided = bool(unasked) or (strongest >= DECISIVE and strongest > best)
+    unknown = _unknown(blind, strengths, best if undecided else None, bool(unasked))
     total = sum(cause.score for cause in causes) + UNRECORDED + strongest
     confidences = _confidences([cause.score for cause in causes], total)
     entries = [_cause(cause, causes, sure, pair) for cause, sure in zip(causes, confidences, strict=True)]
     return Ranking(entries, dismissed, unknown, undecided)
 
 
+def _unknown(
+    blind: Many[Blind], strengths: Mapping[str, float], best: float | None, unasked: bool
+) -> list[dict[str, Any]]:
+    """List what could not be compared and could matter; what beats the best candidate would decide."""
+    unknown: list[dict[str, Any]] = []
+    for item in blind:
+        strength = strengths[item.name]
+        decides = best is not None and (strength > best or (unasked and item.name == ASKED))
+        if strength > 0:
+            unknown.append({"field": item.name, "because": item.because, "would_decide": decides})
+    unknown.sort(key=lambda item: (not item["would_decide"], -strengths[str(item["field"])], str(item["field"])))
+    return unknown
+
+
+def _unasked(pair: Pair) -> str:
+    """Return why it cannot be told whether two runs whose outputs part were asked one thing; empty where it can."""
+    parts = pair.evidence.ids_equal is False or pair.evidence.text_equal is False
+    if pair.inputs_equal is not None or not parts:
+        return ""
+    sides = (("A", pair.one), ("B", pair.other))
+    lost = [side for side, row in sides if row.input_ids is None and not row.input_key]
+    if lost:
+        return f"the input of {' and '.join(lost)} was not kept"
+    return "the runs hold their inputs as digests under two keys"
+
+
 def _observed(pair: Pair, upstream: bool) -> Cause:
     """Make the candidate that the inputs themselves are: weaker where something that makes them differs too."""
     at, a, b = first_difference(pair)
-    name = "input.token_ids" if at is not None else "input.rendered_prompt_sha256"
+    name = ASKED if at is not None else "input.rendered_prompt_sha256"
     difference = Difference(name, Field(name, a), Field(name, b))
     return Cause(name, difference, spec(name), OBSERVED if upstream else 1.0)
 
@@ -240,7 +266,7 @@ def _entry(difference: Difference) -> dict[str, Any]:
 def _because(cause: Cause, pair: Pair) -> str:
     evidence = pair.evidence
     moved = ""
-    if cause.name == "input.token_ids":
+    if cause.name == ASKED:
         at, *_ = first_difference(pair)
         return f"the token ids that reached the model differ from token {at} on"
     if cause.name == "input.rendered_prompt_sha256":

@@ -172,13 +172,18 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
     elif one.input_key and other.input_key and a.key_id == b.key_id:
         equal = one.input_key == other.input_key
     else:
-        equal = None
+        equal = _texts(one, other)
+        if equal and (one.input_ids is not None or other.input_ids is not None):
+            equal = None  # one text can be many rows of ids
     first = None
     if equal is False and one.input_ids is not None and other.input_ids is not None:
         at, left, right = tokens.parts(one.input_ids, other.input_ids)
         first = {"token": at, "a": left, "b": right}
-    texts = None if one.input_text is None or other.input_text is None else one.input_text == other.input_text
-    return {"equal": equal, "first_difference": first, "texts_equal": texts}
+    return {"equal": equal, "first_difference": first, "texts_equal": _texts(one, other)}
+
+
+def _texts(one: Sequence, other: Sequence) -> bool | None:
+    return None if one.input_text is None or other.input_text is None else one.input_text == other.input_text
 
 
 def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
@@ -188,8 +193,6 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
         return SAME
     if case.inputs_equal is False:
         return INCONCLUSIVE if ranking.undecided else NOT_COMPARABLE
-    if case.inputs_equal is None and case.one.input_key and case.a.key_id != case.b.key_id:
-        return INCONCLUSIVE  # whether one thing was asked cannot be told
     if ranking.undecided:
         return INCONCLUSIVE
     # Other tensors are another model, however little they moved the logits; a cast of equal ones is none.

@@ -256,3 +256,40 @@ def test_no_noise_is_alike_where_no_state_is_known() -> None:
     case = rules.Pair(a, b, a.sequences[0], b.sequences[0], True, evidence, True)
     assert causes.shown(case) == "drawn, rounding"
     assert step(1, 2, 0.5).token == 1
+
+
+# -- what was asked -----------------------------------------------------------------------------------
+
+
+def _lost(run_: Run) -> Run:
+    row = replace(run_.sequences[0], input_ids=None, input_key="", input_text=None)
+    return replace(run_, sequences=(row,))
+
+
+def test_where_it_is_not_known_what_was_asked_nothing_is_settled() -> None:
+    """A penalty that differs would explain much, and so would another prompt."""
+    a, b = pair({"generation.repetition_penalty": 1.0}, {"generation.repetition_penalty": 1.3}, moved=0.0)
+    for one, other, why in ((_lost(a), b, "A was not kept"), (a, _lost(b), "B was not kept"),
+                            (_lost(a), _lost(b), "A and B was not kept")):  # fmt: skip
+        answer = compare.compare(one, other)
+        assert (answer["verdict"], answer["inputs"]["equal"]) == ("inconclusive", None)
+        assert answer["unknown"][0]["field"] == "input.token_ids"
+        assert answer["unknown"][0]["would_decide"]
+        assert answer["unknown"][0]["because"].endswith(why)
+
+    def keyed(item: Run, key: str) -> Run:
+        return replace(item, key_id=key, sequences=(replace(_lost(item).sequences[0], input_key="1f"),))
+
+    answer = compare.compare(keyed(a, "k"), keyed(b, "z"))
+    assert answer["verdict"] == "inconclusive"
+    assert "two keys" in answer["unknown"][0]["because"]
+
+
+def test_texts_tell_what_was_asked_where_there_were_never_ids() -> None:
+    a, b = (replace(_text(item, "hello", out), key_id=out) for item, out in zip(pair(), "kz", strict=True))
+    assert compare.compare(a, b)["inputs"]["equal"] is True
+    other = replace(_text(b, "hallo", "z"), key_id="z")
+    assert compare.compare(a, other)["inputs"]["equal"] is False
+    half = replace(b, sequences=(replace(b.sequences[0], input_ids=(1, 2)),))
+    answer = compare.compare(a, half)
+    assert (answer["inputs"]["equal"], answer["verdict"]) == (None, "inconclusive")
