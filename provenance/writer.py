@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
 from provenance.errors import BadSegment, ProvenanceError, SpoolRefused, StoreAway, StoreError
-from provenance.facts import Noted
+from provenance.facts import Noted, Stream
 from provenance.integrity import keys
 from provenance.journal import records, spool
 from provenance.journal.recovery import Damage, Scan, open_segment
@@ -55,6 +56,18 @@ def elected(folder: Path) -> Iterator[bool]:
         yield True
     finally:
         os.close(descriptor)
+
+
+class Taken(NamedTuple):
+    """What a segment of another host brought: records, new ones, damaged places, segments missing before it."""
+
+    path: Path
+    stream: Stream
+    number: int
+    seen: int
+    new: int
+    damaged: int
+    missing: int
 
 
 class Drain:
@@ -174,6 +187,23 @@ class Drain:
         else:
             path.unlink(missing_ok=True)
         self.scans.pop(path, None)
+
+    def take(self, path: Path, last: bool) -> Taken:
+        """Bring a segment of another host into the store, each record once, and leave the file as it is.
+
+        ``last`` says that no later segment of its stream is at hand: what still runs in it is taken for crashed, until
+        a newer copy brings its end. Raises BadSegment where it is no segment.
+        """
+        scan = open_segment(path)
+        stream, index = scan.header.stream, scan.header.index
+        before = self.ingest.position(stream)
+        missing = max(0, index - before.segment - (1 if before.offset else 0))
+        seen = new = 0
+        for batch in _batches(scan, sealed=not last):  # a copy of what goes on may end within a record
+            seen += len(batch)
+            new += self._write(scan, batch)
+        self.ingest.write(stream, index, [], ended=last, damage=scan.damage[scan.told :])
+        return Taken(path, stream, index, seen, new, len(scan.damage), missing)
 
     def close(self) -> None:
         """Close the store."""
