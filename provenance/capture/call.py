@@ -21,7 +21,7 @@ from provenance.errors import BadField
 from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd, State
 from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
-from provenance.integrity.secrets import GONE, holds, scrub, withheld
+from provenance.integrity.secrets import GONE, scrub, withheld
 from provenance.recorder import Recorder
 
 NOTHING = bytes(32)
@@ -69,8 +69,6 @@ class Labels:
         if len(self.fields) >= FIELDS_MOST and name not in self.fields:
             raise BadField(f"the field {name!r} is beyond {FIELDS_MOST}; put several values into one dict.")
         made = plain_field(Field(name, value), CALLER)
-        if withheld(name, value) or (isinstance(value, (str, list, tuple, dict)) and holds(value)):
-            made = Field(name, None, State.REDACTED, "the value looks like a credential", CALLER)
         if made.state is State.UNKNOWN:
             raise BadField(f"the field {name!r} cannot be set: {made.reason}. Keep a digest of it instead.")
         self.fields = {**self.fields, name: made}

@@ -7,7 +7,6 @@ unknown and costs nothing else. Nothing here imports an engine; it is handed an 
 
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -175,6 +174,7 @@ def home(value: object) -> str | None:
 def shown(value: Any, depth: int = 0) -> Any:
     """Bring a setting to plain values: numbers, names of types and members, small tables. Code of others is named only.
 
+    >>> import re
     >>> shown({"mode": re.IGNORECASE, "path": Path("/m"), "kind": int})
     {'mode': 'IGNORECASE', 'path': '/m', 'kind': 'builtins.int'}
     """

@@ -40,6 +40,7 @@ BARE = re.compile(PARTS + rb"|[^\s\"'\\,]++")
 HEADER = re.compile(PARTS + rb"|(?:[A-Za-z\-]++ +)?(?:" + PARTS + rb"|[^\s\"'\\,]++)")
 COOKIES = re.compile(rb"[^\s\"'\\;,]++(?:; ?[^\s\"'\\;,=]++=[^\s\"'\\;,]++)*+")
 NUMBERS = re.compile(rb"[\d\s,.\-+eE\[\](){}]*")
+WITHHELD = (GONE, b"hmac:", b"(not read)", b"***")  # by others, or by us before
 LITERALS = {b"none", b"null", b"true", b"false", b"nan", b"undefined", b"nil"}
 # What follows a name in sentences and signatures.
 PROSE = frozenset(
@@ -153,8 +154,6 @@ class Scan:
 
     def _value(self, head: re.Match[bytes], words: list[str], found: int) -> int:
         place = head.end()
-        if self.data.startswith(GONE, place):
-            return place + len(GONE)
         quote = QUOTE.match(self.data, place)
         if quote is not None:
             return self._quoted(head, quote, found)
@@ -185,7 +184,9 @@ class Scan:
             end = stop if line < 0 else line
         content = self.data[start:end]
         special = content.startswith(b"<") and content.endswith(b">")
-        if not content.strip() or content.lower() in LITERALS or (head["flag"] and content.startswith(b"-")):
+        if not content.strip() or content.lower() in LITERALS or content.startswith(WITHHELD):
+            return end
+        if head["flag"] and content.startswith(b"-"):  # the next flag
             return end
         if found == WEAK and (special or NUMBERS.fullmatch(content)):
             return end
@@ -256,7 +257,7 @@ class Scan:
         word = match[0].rstrip(b")]}>.:!?") if not match[0].startswith(b"<") else match[0]
         end = place + len(word)
         low = word.lower()
-        if not word or low in LITERALS or low.startswith((b"<", b"hmac:", b"[redacted", b"***")):
+        if not word or low in LITERALS or low.startswith((b"<", *WITHHELD)):
             return match.end()
         if head["name"].lower() in (b"pwd", b"oldpwd") and word.startswith(b"/"):  # the working directory of a shell
             return match.end()
