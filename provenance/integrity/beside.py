@@ -28,17 +28,20 @@ HEAD = re.compile(
 )  # fmt: skip
 QUOTE = re.compile(rb"[bBrRuUfF]{0,2}(\\{0,15}+)([\"'])")
 CALL = re.compile(rb"[A-Za-z_][A-Za-z0-9_.]{0,80}+\(|[\[({]")
-MARKS = re.compile(rb"[\"'()\[\]{}]")
+MARKS = re.compile(rb"(?<!\\)(\\*+)([\"'()\[\]{}])")
 # A word ends at a space or a quote; at `,` `;` `&` only where the next thing begins, for a password may hold them.
 WORD = re.compile(rb"(?:[^\s\"'\\&;,]|[&;,](?!\s|\\|[\"']|\Z|\#|\s?[A-Za-z0-9_.\-]++\s?=))++")
 SCHEMES = re.compile(
     rb"(?:basic|bearer|token|digest|api-?key|negotiate|ntlm|hmac|jwt|oauth|hawk|key|aws4-hmac-sha256) +", re.IGNORECASE
 )
-PART = rb"[A-Za-z\-]++=(?:\\?\"[^\"\\]*+\\?\"|[^\s\"'\\,]++)"
-PARTS = PART + rb"(?:,[ ]?" + PART + rb")*+"
-BARE = re.compile(PARTS + rb"|[^\s\"'\\,]++")
-HEADER = re.compile(PARTS + rb"|(?:[A-Za-z\-]++ +)?(?:" + PARTS + rb"|[^\s\"'\\,]++)")
+# Quotes of a header's parts: any; in one JSON document those that have a backslash, for the others are its own.
+QUOTES = (rb"\\{0,15}+\"", rb"\\(?:\\\\){0,7}+\"")
+PART = [rb"[A-Za-z\-]++=(?:" + q + rb"[^\"\\]*+" + q + rb"|[^\s\"'\\,]++)" for q in QUOTES]
+PARTS = [part + rb"(?:,[ ]?" + part + rb")*+" for part in PART]
+BARE = [re.compile(parts + rb"|[^\s\"'\\,]++") for parts in PARTS]
+HEADER = [re.compile(parts + rb"|(?:[A-Za-z\-]++ +)?(?:" + parts + rb"|[^\s\"'\\,]++)") for parts in PARTS]
 COOKIES = re.compile(rb"[^\s\"'\\;,]++(?:; ?[^\s\"'\\;,=]++=[^\s\"'\\;,]++)*+")
+NUMBER = re.compile(rb"[-+.\deE]++")
 NUMBERS = re.compile(rb"[\d\s,.\-+eE\[\](){}]*")
 WITHHELD = (GONE, b"hmac:", b"(not read)", b"***")  # by others, or by us before
 LITERALS = {b"none", b"null", b"true", b"false", b"nan", b"undefined", b"nil"}
@@ -52,8 +55,10 @@ PROSE = frozenset(
     """.split()
 )
 TYPES = re.compile(rb"(?:typing\.)?(?:Optional|Union|List|Dict|Any|SecretStr|Sequence|Mapping)\b")
+Q = rb"\\{0,15}+\""
 SCHEMA = re.compile(
-    rb"\"type\"\s?:\s?(?:\"(?:string|integer|number|boolean|array|object|null)\"|\[)|\"\$ref\"\s?:|\"anyOf\"\s?:"
+    Q + rb"type" + Q + rb"\s?:\s?(?:" + Q + rb"(?:string|integer|number|boolean|array|object|null)|\[)"
+    rb"|" + Q + rb"(?:\$ref|anyOf)" + Q + rb"\s?:"
 )
 OWN = (b'{"$":"object"', b'{"$":"cycle"', b'{"$":"at"')
 PAIR_BEFORE = (b'"v":[', b"[[", b"],[", b"], [", b"(")
@@ -126,14 +131,14 @@ class Scan:
 
     def _paired(self, head: re.Match[bytes]) -> bool:
         """Say whether name and value are two items side by side: a flag of a command line, or a pair."""
-        if head["flag"]:
-            return True
         opening = head.start() - len(head["close"] or b"")
+        if head["flag"]:
+            return self.data[max(0, opening) : head.start()] == head["close"]
         if not self.data[max(0, opening - 6) : opening].endswith(PAIR_BEFORE):
             return False
-        quote = QUOTE.match(self.data, head.end())
+        quote = self._quote(head, head.end())
         if quote is None:
-            return False
+            return self.data[head.end() : head.end() + 1] in (b"{", b"[") or self._bare(head) is not None
         end = self._closing(quote)
         return end >= 0 and self.data[end + len(quote[1]) + 1 : end + len(quote[1]) + 2] in (b"]", b")")
 
@@ -154,13 +159,15 @@ class Scan:
 
     def _value(self, head: re.Match[bytes], words: list[str], found: int) -> int:
         place = head.end()
-        quote = QUOTE.match(self.data, place)
+        quote = self._quote(head, place)
         if quote is not None:
             return self._quoted(head, quote, found)
         bracket = CALL.match(self.data, place)
         told = head["close"] is not None or b"=" in (head["sep"] or b"")
-        if bracket is not None and told:
-            return self._bracket(head, bracket, found)
+        if bracket is not None and (told or head["comma"] is not None):
+            return self._bracket(head, bracket, words, found)
+        if (number := self._bare(head)) is not None:
+            return self._drop(place, number.end(), b'"' + GONE + b'"') if found == STRONG else number.end()
         if head["comma"] is not None:
             return place
         if "authorization" in words and b":" in (head["sep"] or b""):
@@ -168,6 +175,13 @@ class Scan:
         if words[-1] in ("cookie", "cookies") and (cookies := COOKIES.match(self.data, place)):
             return self._drop(place, cookies.end()) if cookies[0] not in PROSE else place
         return self._word(head, found)
+
+    def _quote(self, head: re.Match[bytes], place: int) -> re.Match[bytes] | None:
+        """Return the quote that opens a value, not one that ends the string of a document."""
+        found = QUOTE.match(self.data, place)
+        if found is None or not self.json or found[2] != b'"' or head["close"] == b'"':
+            return found
+        return found if len(found[1]) % 2 else None
 
     def _drop(self, start: int, end: int, put: bytes = GONE) -> int:
         """Put the mark in the place of a value."""
@@ -208,36 +222,42 @@ class Scan:
         self.dead[depth, mark] = len(data)
         return -1
 
-    def _bracket(self, head: re.Match[bytes], bracket: re.Match[bytes], found: int) -> int:
-        """Take a table, a list or a call whole, where its name is strong; inside others each name speaks for itself."""
+    def _bare(self, head: re.Match[bytes]) -> re.Match[bytes] | None:
+        """Return the number that stands beside a key of a JSON document."""
+        return NUMBER.match(self.data, head.end()) if self.json and head["close"] == b'"' else None
+
+    def _bracket(self, head: re.Match[bytes], bracket: re.Match[bytes], words: list[str], found: int) -> int:
+        """Take a table, a list or a call whole; in a session, and in code, each name in it speaks."""
         start = bracket.start()
-        if found != STRONG or self.data.startswith(OWN, start):
+        weak = found == WEAK and (head["close"] is None or words[-1] == "session")
+        if weak or self.data.startswith(OWN, start):
             return bracket.end()
-        end = self._balanced(bracket.end() - 1)
+        end = self._balanced(bracket.end() - 1, text=self.json and head["close"] != b'"')
         content = self.data[start:end]
         if SCHEMA.search(content) is not None or content in (b"[]", b"{}", b"()"):
             return bracket.end()  # a description of the value
+        if found == WEAK and (NUMBERS.fullmatch(content) or b"logprob" in content):
+            return end
         return self._drop(start, end, b'"' + GONE + b'"' if self.json and head["close"] == b'"' else GONE)
 
-    def _balanced(self, place: int) -> int:
-        """Return where a bracket is closed; else the end of what it stands in."""
+    def _balanced(self, place: int, text: bool) -> int:
+        """Return where a bracket is closed; else the end of what it stands in: the text, or a string of a document."""
         depth, data = 0, self.data
         while (found := MARKS.search(data, place)) is not None:
             place = found.end()
-            if found[0] in b"([{":
+            if found[2] in (b"[", b"{", b"("):
                 depth += 1
-            elif found[0] in b")]}":
+            elif found[2] in (b"]", b"}", b")"):
                 depth -= 1
                 if depth == 0:
                     return place
+            elif text and found[2] == b'"' and len(found[1]) % 2 == 0:
+                return found.start()
             else:
-                escapes = re.search(rb"\\{0,15}$", data[max(0, found.start() - 15) : found.start()])
-                quote = QUOTE.match(data, found.start() - len(escapes[0] if escapes else b""))
-                end = self._closing(quote) if quote is not None else -1
-                if end >= 0 and quote is not None:
-                    place = end + len(quote[0])
-                elif quote is not None and self.json:
-                    return self.dead[len(quote[1]), quote[2]]
+                end = self._closing(found)
+                if end < 0 and self.json:
+                    return self.dead[len(found[1]), found[2]]
+                place = end + len(found[0]) if end >= 0 else place
         return len(data)
 
     def _header(self, place: int) -> int:
@@ -246,13 +266,13 @@ class Scan:
         start = scheme.end() if scheme is not None else place
         if self.data.startswith(GONE, start):
             return start + len(GONE)
-        found = (HEADER if scheme is None else BARE).match(self.data, start)
+        found = (HEADER if scheme is None else BARE)[self.json].match(self.data, start)
         return self._drop(start, found.end()) if found is not None else place
 
     def _word(self, head: re.Match[bytes], found: int) -> int:
         place, sep = head.end(), head["sep"] or b""
         match = WORD.match(self.data, place)
-        if match is None:
+        if match is None or (self.json and head["close"] == b'"'):  # true, false, null
             return place
         word = match[0].rstrip(b")]}>.:!?") if not match[0].startswith(b"<") else match[0]
         end = place + len(word)
@@ -267,8 +287,6 @@ class Scan:
             return match.end()
         if b":" in sep and head["close"] is None and self._sentence(word, low, head["name"].lower()):
             return place
-        if self.json and head["close"] == b'"':
-            return self._drop(place, end, b'"' + GONE + b'"')
         return self._drop(place, end)
 
     @staticmethod

@@ -99,6 +99,8 @@ def withheld(name: str, value: object) -> bool:
     found = strength(name)
     if found == WEAK and isinstance(value, str):
         return not (value.startswith("<") and value.endswith(">"))  # a special token of a vocabulary
+    if found == WEAK and split(name)[-1] == "session":
+        return isinstance(value, (bytes, bytearray))  # a conversation, a connection: not what opens it
     return found == STRONG or (found == WEAK and not isinstance(value, (int, float)))
 
 
@@ -115,6 +117,8 @@ def split(name: str) -> list[str]:
 def strength(name: str) -> int:
     """Return 0 for an ordinary name, `WEAK` or `STRONG`."""
     words = split(name[-LONGEST:])
+    if tuple(words[-2:]) in PAIRS:
+        return WEAK
     if not words or words[-1] in ABOUT:
         return 0
     if any(word in ANYWHERE or ROOTS.search(word) for word in words):
@@ -122,8 +126,6 @@ def strength(name: str) -> int:
     pairs = list(itertools.pairwise(words))
     if any(one in LEAD_TO_KEY and two in ("key", "keys") for one, two in pairs):
         return STRONG
-    if any(pair in PAIRS for pair in pairs):
-        return WEAK
     last = words[-1]
     before = words[-2] if len(words) > 1 else ""
     if last not in LAST or before in LAST[last] or (last in NOT_ALONE and not before):
