@@ -22,7 +22,7 @@ from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, P
 from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
 from provenance.integrity.secrets import GONE, scrub, withheld
-from provenance.recorder import Recorder
+from provenance.recorder import Harmless, Recorder
 
 NOTHING = bytes(32)
 NO_RUN = bytes(16)
@@ -114,7 +114,8 @@ def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[La
     """
     outer = LABELS.get()
     merged = dict(outer.tags) if outer else {}
-    merged.update({str(key): _tag(str(key), value) for key, value in (tags or {}).items()})
+    with Harmless("the tags of a block"):
+        merged.update({str(key): _tag(str(key), value) for key, value in (tags or {}).items()})
     block = Labels(name or (outer.name if outer else ""), merged, fields=outer.fields if outer else {})
     token = LABELS.set(block)
     try:

@@ -47,7 +47,10 @@ def record(function: Any = None, *, name: str = "") -> Any:
 def record_as(function: Any, name: str) -> Any:
     """Choose the wrapper that fits the kind of function."""
     label = name or getattr(function, "__qualname__", type(function).__qualname__)
-    operation = Operation(label, _secret_places(function))
+    secret: tuple[tuple[int, str], ...] = ()
+    with Harmless("the names of a function's parameters"):
+        secret = _secret_places(function)
+    operation = Operation(label, secret)
     if inspect.isasyncgenfunction(function):
         return _async_generator(function, operation)
     if inspect.isgeneratorfunction(function):

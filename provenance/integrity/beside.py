@@ -43,7 +43,7 @@ HEADER = [re.compile(parts + rb"|(?:[A-Za-z\-]++ +)?(?:" + parts + rb"|[^\s\"'\\
 COOKIES = re.compile(rb"[^\s\"'\\;,]++(?:; ?[^\s\"'\\;,=]++=[^\s\"'\\;,]++)*+")
 NUMBER = re.compile(rb"[-+.\deE]++")
 NUMBERS = re.compile(rb"[\d\s,.\-+eE\[\](){}]*")
-WITHHELD = (GONE, b"hmac:", b"(not read)", b"***")  # by others, or by us before
+WITHHELD = (GONE, b"hmac:", b"(not read)", b"(secret)", b"***")  # by others, or by us before
 LITERALS = {b"none", b"null", b"true", b"false", b"nan", b"undefined", b"nil"}
 # What follows a name in sentences and signatures.
 PROSE = frozenset(
@@ -277,7 +277,7 @@ class Scan:
         word = match[0].rstrip(b")]}>.:!?") if not match[0].startswith(b"<") else match[0]
         end = place + len(word)
         low = word.lower()
-        if not word or low in LITERALS or low.startswith((b"<", *WITHHELD)):
+        if not word or low in LITERALS or match[0].startswith((b"<", *WITHHELD)):
             return match.end()
         if head["name"].lower() in (b"pwd", b"oldpwd") and word.startswith(b"/"):  # the working directory of a shell
             return match.end()
