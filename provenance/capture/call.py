@@ -21,8 +21,8 @@ from provenance.errors import BadField
 from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd, State
 from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
-from provenance.integrity.secrets import scrub
-from provenance.recorder import Recorder
+from provenance.integrity.secrets import GONE, scrub, withheld
+from provenance.recorder import Harmless, Recorder
 
 NOTHING = bytes(32)
 NO_RUN = bytes(16)
@@ -94,6 +94,13 @@ def _is_plain(value: object, depth: int) -> bool:
     )
 
 
+def _tag(name: str, value: object) -> str:
+    """Return a tag's text, without what is secret by its name or by its form."""
+    if withheld(name, value):
+        return GONE.decode()
+    return scrub(str(value).encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+
+
 @contextmanager
 def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[Labels]:
     """Name and tag every call recorded inside the block.
@@ -107,7 +114,8 @@ def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[La
     """
     outer = LABELS.get()
     merged = dict(outer.tags) if outer else {}
-    merged.update({str(key): str(value) for key, value in (tags or {}).items()})
+    with Harmless("the tags of a block"):
+        merged.update({str(key): _tag(str(key), value) for key, value in (tags or {}).items()})
     block = Labels(name or (outer.name if outer else ""), merged, fields=outer.fields if outer else {})
     token = LABELS.set(block)
     try:
@@ -226,7 +234,9 @@ class Call:
         message = str(error)
         for secret in self.secrets:  # a service may quote the key it refuses
             message = message.replace(secret, "(secret)")
-        text = scrub(message[:ERROR_CHARS].encode("utf-8", "surrogatepass"))
+        # More than is kept: a secret that the end cuts in two would not be known.
+        text = scrub(message[: 2 * ERROR_CHARS].encode("utf-8", "surrogatepass"))
+        text = text.decode("utf-8", "surrogatepass")[:ERROR_CHARS].encode("utf-8", "surrogatepass")
         payloads = (Payload(ROLE["error.text"], TEXT, text),) if text else ()
         self._end(status, seen[0], (*seen[1], *payloads), {"error": kind, **(facts or {})}, settings, weights)
 

@@ -8,12 +8,12 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
-from provenance.integrity.secrets import scrub
+from provenance.integrity.secrets import GONE, named, scrub, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 
@@ -46,7 +46,11 @@ def record(function: Any = None, *, name: str = "") -> Any:
 
 def record_as(function: Any, name: str) -> Any:
     """Choose the wrapper that fits the kind of function."""
-    operation = name or getattr(function, "__qualname__", type(function).__qualname__)
+    label = name or getattr(function, "__qualname__", type(function).__qualname__)
+    secret: tuple[tuple[int, str], ...] = ()
+    with Harmless("the names of a function's parameters"):
+        secret = _secret_places(function)
+    operation = Operation(label, secret)
     if inspect.isasyncgenfunction(function):
         return _async_generator(function, operation)
     if inspect.isgeneratorfunction(function):
@@ -56,11 +60,36 @@ def record_as(function: Any, name: str) -> Any:
     return _plain(function, operation)
 
 
-def _begin(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+class Operation(NamedTuple):
+    """A recorded function: its name, and which of its arguments are secret by the names of its parameters."""
+
+    name: str
+    secret: tuple[tuple[int, str], ...]
+
+
+def _secret_places(function: Any) -> tuple[tuple[int, str], ...]:
+    """Return place and name of the parameters whose names are secret: an argument by place has no name beside it."""
+    try:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = [item.name for item in inspect.signature(function).parameters.values() if item.kind in kinds]
+    except (TypeError, ValueError):  # built in: it tells no names
+        return ()
+    return tuple((place, name) for place, name in enumerate(given) if named(name))
+
+
+def _open(args: tuple[Any, ...], secret: tuple[tuple[int, str], ...]) -> tuple[Any, ...]:
+    """Return arguments by place without the secret ones."""
+    hidden = {place for place, name in secret if place < len(args) and withheld(name, args[place])}
+    return tuple(GONE.decode() if place in hidden else item for place, item in enumerate(args)) if hidden else args
+
+
+def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     recorder = recorders.current()
     if recorder is None:
         return None
-    call = Call(recorder, RUNTIME, operation)
+    call = Call(recorder, RUNTIME, operation.name)
+    if operation.secret:
+        args = _open(args, operation.secret)
     data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
     call.begin((Payload(ROLE["arguments"], VALUE, scrub(data)),), {}, 1, None, 0)
     return call
@@ -80,7 +109,7 @@ def _fail(call: Call | None, error: BaseException) -> None:
         call.fail(error)
 
 
-def _plain(function: Any, operation: str) -> Any:
+def _plain(function: Any, operation: Operation) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = None
@@ -104,7 +133,7 @@ def _plain(function: Any, operation: str) -> Any:
     return wrapper
 
 
-def _coroutine(function: Any, operation: str) -> Any:
+def _coroutine(function: Any, operation: Operation) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = None
@@ -135,7 +164,7 @@ async def _awaited(step: Awaitable[Any], call: Call) -> Any:
             ACTIVE.reset(token)
 
 
-def _generator(function: Any, operation: str) -> Any:
+def _generator(function: Any, operation: Operation) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)  # nothing of it has run yet
@@ -193,7 +222,7 @@ class Steps:
         return item
 
 
-def _async_generator(function: Any, operation: str) -> Any:
+def _async_generator(function: Any, operation: Operation) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)  # nothing of it has run yet

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
+from provenance import privacy
 from provenance.facts import Field, Fingerprint, State
 from provenance.integrity import digests
-from provenance.integrity.secrets import holds
 
 # Values that are floats by meaning: 1 and 1.0 are one setting.
 FLOATS = {"temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -31,17 +31,21 @@ CALL, CONFIG, MODEL, LIBRARY = "call", "call.generation_config", "model", "libra
 NOTE = {CALL: "call", CONFIG: "call.generation_config"}
 
 
-def settings(request: Mapping[str, Any], own: Any, observer: Any, key: bytes, why: str = "") -> Fingerprint:
+def settings(
+    request: Mapping[str, Any], own: Any, observer: Any, key: bytes, why: str = "", mode: str = privacy.FULL
+) -> Fingerprint:
     """Make the settings fingerprint of a call.
 
     ``request`` holds the arguments as given, ``own`` the model's generation config, ``observer`` the resolved
-    one if the loop was seen, ``key`` the store's, and ``why`` the reason where the loop was not seen.
+    one if the loop was seen, ``key`` the store's, ``why`` the reason where the loop was not seen, and ``mode``
+    what is kept of content.
     """
     given = request.get("generation_config")
-    mark = _mark(request, given, own, observer, key, why)
+    mark = _mark(request, given, own, observer, (key, why, mode))
     found = _made.get(mark) if mark is not None else None
     if found is None:
-        found = Fingerprint.of("settings", [_sealed(item, key) for item in _fields(request, given, own, observer, why)])
+        fields = [_sealed(item, key) for item in _fields(request, given, own, observer, why)]
+        found = Fingerprint.of("settings", privacy.guarded(fields, mode, key))
         if mark is not None:
             if len(_made) >= KEPT:
                 _made.clear()
@@ -50,7 +54,7 @@ def settings(request: Mapping[str, Any], own: Any, observer: Any, key: bytes, wh
 
 
 def _mark(
-    request: Mapping[str, Any], given: Any, own: Any, observer: Any, key: bytes, why: str
+    request: Mapping[str, Any], given: Any, own: Any, observer: Any, more: tuple[object, ...]
 ) -> tuple[object, ...] | None:
     """Return what two calls with one settings fingerprint have in common; None where values do not tell.
 
@@ -74,7 +78,7 @@ def _mark(
     except TypeError:  # a processor, a tensor, a configuration inside: made anew
         return None
     loop = (observer.mode, tuple(observer.processors)) if observer is not None else ()
-    return (marked, loop, prompt, key, why)
+    return (marked, loop, prompt, *more)
 
 
 _made: dict[tuple[object, ...], Fingerprint] = {}
@@ -97,9 +101,7 @@ def _fields(request: Mapping[str, Any], given: Any, own: Any, observer: Any, why
 
 
 def _sealed(item: Field, key: bytes) -> Field:
-    """Withhold what looks like a secret; put a keyed digest for a watermark's keys: they can wash the mark off."""
-    if isinstance(item.value, (str, list, dict)) and holds(item.value):
-        return Field(item.name, None, State.REDACTED, "the value looks like a credential", item.source)
+    """Put a keyed digest for a watermark's keys: they can wash the mark off."""
     if item.name != WATERMARK or not isinstance(item.value, dict):
         return item
     value = {

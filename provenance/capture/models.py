@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from provenance import privacy
 from provenance.capture.call import NOTHING
 from provenance.facts import Field, Fingerprint, WeightsManifest
 from provenance.fingerprint import engines, files, weights
@@ -36,6 +37,7 @@ class Watched:
         self.recorder: Any = None
         self.load = 0
         self.root = NOTHING
+        self.capture = ""  # of an engine: what its fingerprint keeps of content
         self.manifests: dict[str, WeightsManifest] = {}  # by kind, once hashed
         self.facts: dict[str, Field] = {}  # what a call that outlasts the hashing says of its weights itself
         self.first_seq = 0
@@ -128,11 +130,13 @@ class Models:
         known = self.watched(engine)
         now = engines.snapshot(engine, runtime)
         with self._lock:
-            same = known.fingerprint is not None and engines.unchanged(known.guard, now)
+            kept = recorder.settings.capture
+            same = known.fingerprint is not None and engines.unchanged(known.guard, now) and known.capture == kept
             if same and known.recorder is recorder:
                 return known
             if not same:
-                known.fingerprint = engines.fingerprint(engine, runtime)
+                found = engines.fingerprint(engine, runtime)
+                known.fingerprint, known.capture = _covered(found, kept, recorder.key), kept
                 place = engines.quiet(engine, runtime.checkpoint)
                 known.files = os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
             self._loads += 1
@@ -153,6 +157,18 @@ class Models:
         # Weak references: hashing must not keep alive what its owner wants freed.
         items = [(kind, name, weakref.ref(tensor)) for kind, name, tensor in weights.named(model)]
         recorder.spawn(Job(recorder, known, items).run, "weights")
+
+
+def _covered(found: Fingerprint, mode: str, key: bytes) -> Fingerprint:
+    """Return the fingerprint of an engine without texts of the user's: a chat template may be one."""
+    if mode == privacy.FULL:
+        return found
+    texts = privacy.CONTENT & {name.rpartition(".")[2] for name in found.fields}
+    if not texts:
+        return found
+    fields = found.fields.values()
+    covered = [f if f.name.rpartition(".")[2] not in texts else privacy.guarded([f], mode, key)[0] for f in fields]
+    return Fingerprint.of(found.scope, covered)
 
 
 class Job:

@@ -138,7 +138,8 @@ def _finish(state: State, model: Any, result: Any) -> None:
         observer.reason = observer.reason or f"{which} has no token evidence"
     outputs = read_outputs(model, result, state.inputs, observer, known.tokenizer)
     own = getattr(model, "generation_config", None)
-    settings = generation.settings(state.request, own, observer, call.recorder.key, observer.reason)
+    kept = call.recorder.settings.capture
+    settings = generation.settings(state.request, own, observer, call.recorder.key, observer.reason, kept)
     sampled = "sample" in observer.mode or bool(getattr(observer.config, "do_sample", False))
     facts = outputs.facts
     payloads = [*outputs.payloads, *moment.after(state.rng, facts, sampled)]
@@ -163,7 +164,8 @@ def _fail(state: State, model: Any, error: BaseException) -> None:
     state.call.mark()
     recorder, own = state.call.recorder, getattr(model, "generation_config", None)
     why = "the call failed before it decoded"
-    settings = generation.settings(state.request, own, state.observer, recorder.key, why)
+    kept = recorder.settings.capture
+    settings = generation.settings(state.request, own, state.observer, recorder.key, why, kept)
     state.call.fail(error, _weights(state), recorder.fingerprint(settings), _root(state))
 
 

@@ -7,7 +7,6 @@ unknown and costs nothing else. Nothing here imports an engine; it is handed an 
 
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -20,11 +19,9 @@ from provenance.facts import Field, Fingerprint, State
 from provenance.fingerprint.environ import NEVER_READ
 from provenance.fingerprint.reading import Missing, read, read_all, short_path
 from provenance.integrity.digests import file_digest
-from provenance.integrity.secrets import tells
+from provenance.integrity.secrets import named, tells, withheld
 
 TEXT_CHARS, ITEMS, DEEP = 2000, 256, 4
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|PRIVATE|AUTH|COOKIE|SESSION|DSN|URL|PROXY")
-SECRET_NAME = re.compile(r"(?:^|_)(?:key|token|secret|password|passwd|credentials?|auth|cookie)$", re.IGNORECASE)
 SCALARS = (bool, int, float, str, type(None))
 REDACTED = {"sglang.watermark_config": "it holds the watermark's keys"}
 LLAMA = {
@@ -164,7 +161,7 @@ def _field(engine: Any, name: str, path: str) -> Field:
 
 def _safe(name: str, value: object) -> object:
     value = home(value) if name.rpartition(".")[2] in PATHS else shown(value)
-    if tells(value if isinstance(value, str) else repr(value)):
+    if withheld(name, value) or tells(value if isinstance(value, str) else repr(value)):
         return Field(name, None, State.REDACTED, "the value looks like a credential", "engine")
     return value
 
@@ -177,6 +174,7 @@ def home(value: object) -> str | None:
 def shown(value: Any, depth: int = 0) -> Any:
     """Bring a setting to plain values: numbers, names of types and members, small tables. Code of others is named only.
 
+    >>> import re
     >>> shown({"mode": re.IGNORECASE, "path": Path("/m"), "kind": int})
     {'mode': 'IGNORECASE', 'path': '/m', 'kind': 'builtins.int'}
     """
@@ -203,7 +201,7 @@ def _container(value: Any, depth: int) -> Any:
         value = {"type": type(value).__name__, **{name: getattr(value, name, None) for name in names}}
     if isinstance(value, Mapping):
         return {
-            str(key): "(not read)" if SECRET_NAME.search(str(key)) else shown(item, depth)
+            str(key): "(not read)" if withheld(str(key), item) else shown(item, depth)
             for key, item in list(value.items())[:ITEMS]
         }
     if isinstance(value, (set, frozenset)):
@@ -224,7 +222,7 @@ def environ_digest(package: str, environ: Mapping[str, str]) -> str | None:
     chosen = sorted(
         (name, value)
         for name, value in environ.items()
-        if name.startswith(front) and not SECRET.search(name) and not tells(value)
+        if name.startswith(front) and not named(name) and not tells(value)
     )
     return file_digest(repr(chosen).encode("utf-8", "surrogatepass")) if chosen else None
 

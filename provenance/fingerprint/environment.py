@@ -21,7 +21,7 @@ from provenance.facts import Field, Fingerprint, State
 from provenance.fingerprint import engines, environ, flags, frameworks, gpu, hardware, loaded, platforms
 from provenance.fingerprint.reading import REASON_CHARS, read, short_path, within
 from provenance.integrity.canonical import plain, restore
-from provenance.integrity.secrets import tells
+from provenance.integrity.secrets import tells, withheld
 
 COLLECTORS = "provenance.collectors"
 SECONDS, MOST, BYTES = 2.0, 256, 16384
@@ -185,6 +185,6 @@ def plain_field(item: Field, source: str) -> Field:
     data = orjson.dumps(form, option=orjson.OPT_NON_STR_KEYS)
     if len(data) > BYTES:
         return Field.unknown(item.name, f"its value takes {len(data)} bytes, more than {BYTES}")
-    if tells(data.decode()):
+    if withheld(item.name, item.value) or tells(data.decode()):
         return Field(item.name, None, State.REDACTED, "the value looks like a credential", source)
     return Field(item.name, restore(form), State.VALUE, "", source)

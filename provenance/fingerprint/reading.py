@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from provenance.facts import Field, State
-from provenance.integrity.secrets import scrub, tells
+from provenance.integrity.secrets import scrub, tells, withheld
 
 Reader = Callable[[], object]
 REASON_CHARS = 160
@@ -41,7 +41,7 @@ def read(name: str, reader: Reader, source: str = "") -> Field:
         return value
     if value is None:
         return Field(name, None, State.UNSET, "", source)
-    if isinstance(value, str) and tells(value):
+    if withheld(name, value) or (isinstance(value, str) and tells(value)):
         return Field(name, None, State.REDACTED, "the value looks like a credential", source)
     return Field(name, value, State.VALUE, "", source)
 

@@ -1,33 +1,34 @@
 """What a secret looks like, and text without it. Nothing that fits is written, wherever it stands.
 
-Two kinds of evidence: a form that keys have (a token of a known maker, credentials in a URL, a private key), and the
-value of a variable of this process whose name says that it is secret. The second catches what has no form.
+Three kinds of evidence: a form that keys have (a token of a known maker, credentials in a URL, a private key), the name
+that stands beside a value (`password=`, `"api_key":`), and the value of a variable of this process whose name says that
+it is secret. The last catches what has neither form nor name beside it.
 """
 
 import os
 import re
 from typing import Any
 
-GONE = b"[redacted]"
+from provenance.integrity.beside import GONE, redact
+from provenance.integrity.names import named, withheld
+
+__all__ = ["GONE", "holds", "known", "named", "scrub", "tells", "withheld", "without_password"]
+
+# Long runs are possessive or bounded: hostile text must cost no more than its length.
+MAKERS = r"(?:sk-(?:[a-z0-9]{1,20}-){0,4}|sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|eyJ)"
 CREDENTIAL = re.compile(
-    r"://[^/\s]*:[^/\s]*@|\b(?:bearer|basic)\s+\S{8}|-----BEGIN"
-    r"|\b(?:sk-(?:[a-z0-9]+-)*|sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|eyJ)[-_]?[A-Za-z0-9]{12}",
+    r"://[^/\s:]*+:[^/\s@]*+@|\b(?:bearer|basic)\s{1,8}\S{8}|-----BEGIN|\b" + MAKERS + r"[-_]?[A-Za-z0-9]{12}",
     re.IGNORECASE,
 )
 # The same forms, each with as much as belongs to the secret; quotes and escapes of JSON stay outside.
 FORMS = re.compile(
-    rb"(?<=://)[^/\s\"'\\@]*:[^/\s\"'\\@]*(?=@)"
-    rb"|(?<=bearer )[^\s\"'\\]{8,}|(?<=basic )[^\s\"'\\]{8,}"
-    rb"|-----BEGIN[^-]*PRIVATE KEY-----.*?(?:-----END[^-]*-----|\Z)"
-    rb"|\b(?:sk-(?:[a-z0-9]+-)*|sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA|ASIA|AIza|eyJ)[-_]?[A-Za-z0-9]{12}[\w.=-]*"
-    rb"|(?<=password=)[^\s\"'\\&;,]{4,}|(?<=passwd=)[^\s\"'\\&;,]{4,}|(?<=api_key=)[^\s\"'\\&;,]{4,}"
-    rb"|(?<=secret=)[^\s\"'\\&;,]{4,}|(?<=access_token=)[^\s\"'\\&;,]{4,}|(?<=[?&]token=)[^\s\"'\\&;,]{4,}",
+    rb"(?<=://)[^/\s\"'\\@:]*+:[^/\s\"'\\@]*+(?=@)"
+    rb"|(?<=bearer )[^\s\"'\\]{8,}+|(?<=basic )[^\s\"'\\]{8,}+"
+    rb"|-----BEGIN[^-]{0,80}PRIVATE KEY-----.*?(?:-----END[^-]{0,80}-----|\Z)"
+    rb"|\b" + MAKERS.encode() + rb"[-_]?[A-Za-z0-9]{12}[\w.=-]*+",
     re.IGNORECASE | re.DOTALL,
 )
-NAMES = re.compile(
-    rb"api_?key|_key$|_key_|token(?!iz)|secret|passw|passphrase|_pwd$|credential|auth|cookie|_dsn$|database_url|private|pat$",
-    re.IGNORECASE,
-)
+PLACES = (b"PWD", b"OLDPWD")  # where a shell stands
 LEAST = 8
 _known: dict[int, tuple[bytes, ...]] = {}
 
@@ -41,11 +42,15 @@ def known() -> tuple[bytes, ...]:
     mark = hash(tuple(data.items()))
     found = _known.get(mark)
     if found is None:
-        values = {bytes(value) for name, value in data.items() if NAMES.search(bytes(name)) and len(value) >= LEAST}
+        values = {bytes(value) for name, value in data.items() if len(value) >= LEAST and _secret(bytes(name))}
         found = tuple(sorted((value for value in values if not value.isdigit()), key=len, reverse=True))
         _known.clear()
         _known[mark] = found
     return found
+
+
+def _secret(name: bytes) -> bool:
+    return name not in PLACES and named(name.decode("utf-8", "replace"))
 
 
 def scrub(data: bytes) -> bytes:
@@ -58,7 +63,7 @@ def scrub(data: bytes) -> bytes:
         data = data.replace(value, GONE) if value in data else data
         escaped = value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         data = data.replace(escaped, GONE) if escaped in data else data
-    return FORMS.sub(GONE, data)
+    return redact(FORMS.sub(GONE, data))
 
 
 def holds(value: object) -> bool:
@@ -73,7 +78,10 @@ def tells(text: str) -> bool:
     >>> tells("https://me:pw@host"), tells("https://host/path")
     (True, False)
     """
-    return CREDENTIAL.search(text) is not None
+    if CREDENTIAL.search(text) is not None:
+        return True
+    data = text.encode("utf-8", "backslashreplace")
+    return redact(data) is not data
 
 
 def without_password(url: str) -> tuple[str, str]:

@@ -158,6 +158,105 @@ def test_sixty_secrets_and_none_is_written(
     assert found == set()
 
 
+# -- by the name beside it ----------------------------------------------------------------------------
+
+KEYWORDS = ("private_key", "passphrase", "access_key", "client_secret", "credentials", "cookie", "auth", "bearer", "pwd",
+            "session", "hf_auth", "secret", "token", "authorization", "password", "api_key", "accessToken",
+            "apikey", "refresh_token", "db_password", "ssh_key", "dsn")  # fmt: skip
+SAID = (
+    "AWS_SECRET_ACCESS_KEY={}", "access_token: {}", "token={}", 'auth_token="{}"', "'password': '{}'", '"api_key": "{}"',
+    '\\"api_key\\": \\"{}\\"', "--password {}", "--api-key={}", "--api-key {}", "['--api-key', '{}']", '["--token","{}"]',
+    "X-Api-Key: {}", "Cookie: a=1; sid={}; b=2", "Authorization: Token {}", "Authorization: {}",
+    'Authorization: Digest username="me", response="{}"', "https://h/x?sig={}&b=1", "https://h/x?b=1&signature={}",
+    "X-Amz-Signature={}", "secret: {}", "Server=h;Uid=u;pwd={};", "Set-Cookie: sid={}; Path=/", "Config(password='{}')",
+    "Config(api_key={})", "auth=('me', '{}')", "cookies={{'a': '{}'}}", "[('Authorization', 'Token {}')]",
+    "auth=HTTPBasicAuth('me', '{}')", "clientSecret : '{}'", "api key: {}", "invalid token: {}", "password=b'{}'",
+    "pass\npassword={}\nmore", "token='{}", "secret={{'a': [1, '{}'", "AccountKey={};EndpointSuffix=h",
+)  # fmt: skip
+BESIDE = """
+import json, sys
+import torch, provenance
+
+from transformers import AutoModelForCausalLM
+
+keywords, said, place = json.loads(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+plain = AutoModelForCausalLM.from_pretrained(place)
+model = provenance.wrap(plain)
+ids = torch.tensor([[1, 2]])
+
+def tries(go, *args, **kwargs):
+    try:
+        go(*args, **kwargs)
+    except Exception:
+        pass
+
+for name, value in keywords.items():
+    tries(model.generate, ids, max_new_tokens=1, **{name: value})
+    tries(model.generate, ids, max_new_tokens=1, options={"a": [{name: value}]})
+    whole = name != "session"  # a session is looked into, name by name
+    tries(model.generate, ids, max_new_tokens=1, **{name: {"a": [value]} if whole else value})
+    tries(model.generate, ids, max_new_tokens=1, **{name: [value, value] if whole else value})
+    space = {"record": provenance.record}
+    exec(f"@record\\ndef by_name(x, {name}=None): return {{'{name}': {name}, 1: ({name!r}, 2)}}", space)
+    tries(space["by_name"], 1, value)
+    tries(space["by_name"], 1, **{name: value})
+    tries(space["by_name"], {"a": {name: value}}, **{name: {"b": (1, value)} if whole else value})
+    tries(space["by_name"], [({name: value, 3: 4},), f"Config({name}='{value}')"], value.encode())
+    tries(space["by_name"], 1)
+    with provenance.run(name="tagged", tags={name: value}) as block:
+        tries(block.set_field, f"engine.{name}", value)
+        tries(block.set_field, "engine.more", {name: value})
+        tries(space["by_name"], 1)
+
+@provenance.record
+def fails(text):
+    raise ConnectionError(text)
+
+@provenance.record
+def returns(text):
+    return [text, {"text": text}, json.dumps({"inner": text})]
+
+for text in said:
+    tries(fails, text)
+    tries(fails, "x" * 3990 + " " + text)
+    tries(returns, text)
+provenance.flush()
+"""
+
+
+def _planted(secrets: Iterator[str]) -> tuple[dict[str, str], list[str], set[str]]:
+    """Give names and forms a plain secret each, that no form and no variable tells."""
+    names = {name: "plain" + next(secrets).replace("-", "").replace("=", "") for name in KEYWORDS}
+    marks = ["Zq7" + os.urandom(9).hex() for _ in SAID]
+    said = [form.format(mark) for form, mark in zip(SAID, marks, strict=True)]
+    return names, said, {*names.values(), *marks}
+
+
+def test_what_stands_beside_a_secret_name_is_written_nowhere(
+    home: Path, db: Path, python: Command, command: Command, secrets: Iterator[str], tmp_path: Path
+) -> None:
+    names, said, planted = _planted(secrets)
+    place = str(ROOT / "provenance" / "data" / "tiny")
+    environ = {**os.environ, "PROVENANCE_WRITER": "off"}
+    done = python(BESIDE, json.dumps(names), json.dumps(said), place, env=environ)
+    assert done.returncode == 0, done.stderr
+    journal = b"".join(path.read_bytes() for path in db.parent.rglob("*") if path.is_file())
+    assert b"by_name" in journal
+    told = [
+        command("log", "--json", "-n", "10000"),
+        command("sql", "select * from run_overview"),
+        command("env", "--json"),
+    ]
+    runs = [run["run_id"] for run in json.loads(told[0].stdout)]
+    assert len(runs) > 300
+    told += [command("export", "-o", str(tmp_path / "all.json"), *runs), command("show", runs[0], "--fields")]
+    assert {done.returncode for done in told} == {0}, [done.stderr for done in told]
+    assert (tmp_path / "all.json").read_bytes().count(b"[redacted]") > 300
+    written = [*_written(home, db, []), ("export", (tmp_path / "all.json").read_bytes())]
+    written += [("command", (done.stdout + done.stderr).encode()) for done in told] + [("journal", journal)]
+    assert {(secret, where) for where, data in written for secret in planted if secret.encode() in data} == set()
+
+
 def test_what_is_no_secret_stays(python: Command, db: Path) -> None:
     code = (
         "import provenance\n@provenance.record\ndef f(x): return x\n"

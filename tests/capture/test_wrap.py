@@ -294,7 +294,7 @@ def test_instrument_first_and_import_later(python: Command, db: Path) -> None:
 
 # Called by the program itself and not inside a call of it, or carrying the user's own code step by step.
 DOORS = {
-    "call.run", "call.Labels.run_id", "call.Labels.set_field", "call._is_plain", "face.init", "face.flush", "face.environment", "functions.record",
+    "call.run", "call.Labels.__init__", "call.Labels.run_id", "call.Labels.set_field", "call._is_plain", "face.init", "face.flush", "face.environment", "functions.record",
     "functions.record_as", "functions._plain", "functions._coroutine", "functions._generator",
     "functions._async_generator", "functions._awaited", "functions.Steps.__init__", "functions.Steps.__iter__",
     "functions.Steps.__next__", "functions.Steps._step", "functions.Steps.close", "functions.Steps.send",
@@ -307,8 +307,8 @@ DOORS = {
 }  # fmt: skip
 # Not passed by a call: they run in a thread of ours, in a forked child, at an import or never.
 BACKGROUND = {
-    "wrap.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__init__", "call.Labels.__repr__",
-    "call.Call._is_theirs", "models.Job.run_files", "models.Models.look_at_engine",
+    "wrap.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__repr__",
+    "call.Call._is_theirs", "models.Job.run_files", "models.Models.look_at_engine", "models._covered",
     "models.Models.__init__", "models.Models.unlock", "models.Models.draft",
     "models.Models.prepare", "models.Models._read", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",
@@ -345,8 +345,8 @@ def _program(model: Any) -> list[Any]:
     """Do what the recorder sees: calls of all kinds, one of them failing, under whatever is broken."""
 
     @provenance.record
-    def twice(number: int) -> int:
-        return 2 * number
+    def twice(number: int, token: str = "") -> int:
+        return 2 * number if token else 0
 
     @provenance.record
     async def later(number: int) -> int:
@@ -369,6 +369,8 @@ def _program(model: Any) -> list[Any]:
         raise KeyError("mine")
 
     torch.manual_seed(0)
+    with provenance.run(name="all", tags={"suite": "wrap"}):
+        doubled = twice(4, "plain text")
     seen = [
         _scores(model),
         model.generate(models.tensor([0, 5], [6, 7]), max_new_tokens=2, do_sample=True, temperature=2.0),
@@ -377,7 +379,7 @@ def _program(model: Any) -> list[Any]:
         model.generate(models.tensor(), max_new_tokens=2, attention_mask=torch.tensor([[1, 0, 1, 1, 1]])),
         model.generate(models.tensor(), max_new_tokens=2, custom_generate=lambda model, ids, **kwargs: torch.ones(1, 3)),
         torch.get_rng_state(),
-        twice(4), list(count()), asyncio.run(gather()),
+        doubled, list(count()), asyncio.run(gather()),
     ]  # fmt: skip
     with pytest.raises(KeyError) as raised:
         fail()
