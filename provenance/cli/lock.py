@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from provenance.cli import render
-from provenance.cli.environment import document, tell
+from provenance.cli.environment import Everything, document, tell
 from provenance.cli.opened import Db, Json, Runs
 from provenance.cli.sides import side
 from provenance.determinism import lock as locks
@@ -41,6 +41,7 @@ def check(
     run: RunOption = "",
     allow: Annotated[list[str] | None, typer.Option("--allow", help="Report drift here, and let it pass.")] = None,
     vary: Annotated[list[str] | None, typer.Option("--vary", help="This field may have any value.")] = None,
+    everything: Everything = False,
     json: Json = False,
     db: Db = "",
 ) -> int:
@@ -58,11 +59,11 @@ def check(
     if not run and held.about.get("from") == "run":
         raise BadFile(f"{where} was made from a recorded run; compare it with one: provenance check --run last.")
     fields, _ = _now(model, run, db)
-    found = locks.check(held, fields, allow or (), vary or ())
+    found = locks.diff(held, locks.Lock(fields, ran=bool(run)), allow or (), vary or ())
     if json:
         render.emit({"schema": "provenance/check/1", **document(found)})
     else:
-        tell(found, "locked", "now")
+        tell(found, "locked", "now", everything)
     return found.code
 
 

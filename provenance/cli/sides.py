@@ -29,16 +29,21 @@ def side(reference: str, db: str, torch: bool = True) -> Lock:
     Raises BadFile or RunNotFound.
     """
     if reference == "here":
-        return Lock({name: item for part in here(torch) for name, item in part.fields.items()}, {})
+        return _bare({name: item for part in here(torch) for name, item in part.fields.items()})
     if reference.endswith(".lock"):
         return read_lock(Path(reference))
     if is_file(reference):
         found = _environment(Path(reference))
         if found is not None:
-            return Lock(found, {})
+            return _bare(found)
     run, _ = Runs(db).find(reference)
-    fields = run.fields.items()
-    return Lock({name: item for name, item in fields if part(name) == "process" or name == "device.in_use"}, {})
+    kept = {name: item for name, item in run.fields.items() if part(name) == "process" or name == "device.in_use"}
+    return Lock(kept, around=run.fields)
+
+
+def _bare(fields: dict[str, Field]) -> Lock:
+    """Return a process of ours as a side: it ran no model, and the program in it is not the user's."""
+    return Lock({name: item for name, item in fields.items() if not name.startswith("app.")}, ran=False)
 
 
 def _environment(path: Path) -> dict[str, Field] | None:

@@ -81,7 +81,7 @@ def test_drift_is_told_by_effect_most_telling_first(tmp_path: Path) -> None:
     assert {item.name for item in found.changed} == {
         "lib.editable_installs", "cpu.model", "torch.num_threads", "env.OMP_NUM_THREADS",
     }  # fmt: skip
-    assert [item.name for item in found.context] == ["os.kernel"]
+    assert found.context == []  # the lock does not hold os.kernel, and nobody says that it differs
     changed = next(item for item in found.changed if item.name == "env.OMP_NUM_THREADS")
     assert changed.before.state.value == "unset"
 
@@ -126,6 +126,67 @@ def test_what_is_not_known_now_is_no_agreement(tmp_path: Path) -> None:
 def test_what_was_open_when_locked_promises_nothing(tmp_path: Path) -> None:
     kept = _kept(tmp_path, _table(Field.unknown("cpu.model", "why")))
     assert lock.check(kept, _table(Field("cpu.model", "y"))).code == 0
+
+
+LOADED = Field("torch.inductor.max_autotune", False)
+NOT_LOADED = Field.moot("torch.inductor.max_autotune", "the compiler is not loaded")
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["plain", "lock"])
+def test_what_a_process_without_a_model_had_not_loaded_is_open(tmp_path: Path, held: bool) -> None:
+    run, bare = _table(LOADED, Field("torch.compile.active", True)), _table(NOT_LOADED)
+    here = _kept(tmp_path, bare) if held else lock.Lock(bare, ran=False)
+    for found in (lock.diff(lock.Lock(run), here), lock.diff(here, lock.Lock(run))):
+        assert (found.code, found.changed, found.blind) == (0, [], [])
+        assert "torch.inductor.max_autotune" in [gap.name for gap in found.open]
+    because = {gap.name: gap.because for gap in lock.diff(lock.Lock(run), here).open}
+    assert because["torch.inductor.max_autotune"] == "the compiler is not loaded in B"
+
+
+def test_between_two_runs_what_was_not_loaded_differs() -> None:
+    one, other = lock.Lock(_table(LOADED)), lock.Lock(_table(NOT_LOADED))
+    assert [item.name for item in lock.diff(one, other).changed] == ["torch.inductor.max_autotune"]
+
+
+def test_a_process_without_a_model_still_tells_what_moved() -> None:
+    run = lock.Lock(_table(LOADED, Field("torch.num_threads", 2), Field("model.dtype", "float32")))
+    here = lock.Lock(_table(NOT_LOADED, Field("torch.num_threads", 1)), ran=False)
+    found = lock.diff(run, here)
+    assert (found.code, [item.name for item in found.changed]) == (1, ["torch.num_threads"])
+    assert [gap.name for gap in found.open] == ["torch.inductor.max_autotune", "model.dtype"]
+
+
+def test_what_could_not_be_read_without_a_model_is_no_such_excuse() -> None:
+    run = lock.Lock(_table(Field("cpu.model", "x")))
+    here = lock.Lock(_table(Field.unknown("cpu.model", "the file could not be read")), ran=False)
+    assert (lock.diff(run, here).code, lock.diff(run, here).open) == (3, [])
+
+
+def test_a_side_without_a_model_is_asked_under_the_model_of_the_other() -> None:
+    fp32 = Field("torch.backends.mkldnn.matmul.fp32_precision", "ieee")
+    half = [Field("device.in_use", ["cpu"]), Field("model.dtype", "float16"), Field("torch.autocast.cpu", "off")]
+    run = {item.name: item for item in (fp32, *half)}
+    here = {fp32.name: Field(fp32.name, "tf32"), "torch.autocast.cpu": half[2]}
+    found = lock.diff(lock.Lock({fp32.name: fp32}, around=run), lock.Lock(here, ran=False))
+    single = {**run, "model.dtype": Field("model.dtype", "float32")}
+    acting = lock.diff(lock.Lock({fp32.name: fp32}, around=single), lock.Lock(here, ran=False))
+    assert ([item.name for item in found.context], [item.name for item in acting.changed]) == ([fp32.name], [fp32.name])
+
+
+def test_what_could_not_act_when_it_was_locked_is_open_where_it_acts(tmp_path: Path) -> None:
+    driver = Field("gpu.driver_version", "580")
+    found = lock.check(
+        _kept(tmp_path, _table(driver)), {**_table(driver), "device.in_use": Field("device.in_use", ["cuda"])}
+    )
+    assert [item.name for item in found.changed] == ["device.in_use"]
+    assert [(gap.name, gap.because) for gap in found.open] == [("gpu.driver_version", "not held in A")]
+
+
+def test_a_locked_checkpoint_says_nothing_of_the_model_in_memory(tmp_path: Path) -> None:
+    kept = _kept(tmp_path, _table(Field("weights.files_root", "p1:sha256:00")))
+    run = _table(Field("weights.files_root", "p1:sha256:00"), Field("model.dtype", "float32"))
+    found = lock.diff(kept, lock.Lock(run))
+    assert (found.code, [gap.name for gap in found.open]) == (0, ["model.dtype"])
 
 
 def test_another_catalogue_may_know_fields_that_the_lock_does_not(tmp_path: Path) -> None:
