@@ -92,9 +92,16 @@ def _dispatch(arguments: list[str]) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}."
         _complain(f"there is no command {chosen!r}; {hint}")
         return 2
+    if chosen == "sql":
+        arguments = [f" {item}" if _comment(item) else item for item in arguments]
     names = list(COMMANDS) if completing else [chosen] if chosen else []
     result = app(names)(arguments, standalone_mode=False, prog_name="provenance")
     return result if isinstance(result, int) else 0
+
+
+def _comment(argument: str) -> bool:
+    """Say whether an argument is SQL that begins with a comment, and no option."""
+    return argument.startswith("--") and len(argument.split()) > 1 and "=" not in argument.split()[0]
 
 
 def app(names: list[str]) -> Any:
