@@ -1,5 +1,6 @@
 """lock and check: write down what outputs rest on, in a file for git, and see whether it still holds."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,15 +25,37 @@ RunOption = Annotated[str, typer.Option("--run", help="Take a recorded run: its 
 
 def lock(where: Where = Path(NAME), model: Model = None, run: RunOption = "", db: Db = "") -> int:
     """Write what outputs rest on into provenance.lock: only what can act on an output, readable, made for git."""
+    _room(where)
     fields, about = _now(model, run, db)
-    text = locks.dumps(fields, about)
-    if not where.parent.is_dir():
-        raise BadFile(f"there is no folder {where.parent}; make it, or choose another --lock.")
-    where.write_text(text, encoding="utf-8")
+    try:
+        where.write_text(locks.dumps(fields, about), encoding="utf-8")
+    except OSError as error:
+        raise BadFile(f"{where} cannot be written: {error.strerror}; choose another --lock.") from None
     kept = locks.read(where).fields
     unread = sum(not item.known for item in kept.values())
     sys.stdout.write(f"{where}: {len(kept) - unread} fields" + (f", {unread} could not be read\n" if unread else "\n"))
     return 0
+
+
+def _room(where: Path) -> None:
+    """Say what is wrong with a place for a lock, before anything is read for it. Only a lock is overwritten.
+
+    Raises BadFile.
+    """
+    try:
+        if not where.parent.is_dir():
+            raise BadFile(f"there is no folder {where.parent}; make it, or choose another --lock.")
+        if where.is_dir():
+            raise BadFile(f"{where} is a folder; name the file, as in --lock {where / NAME}.")
+        if where.exists() and not (where.is_file() and _is_lock(where)):
+            raise BadFile(f"{where} is there already and is no lock; move it away, or choose another --lock.")
+    except OSError as error:
+        raise BadFile(f"{where} cannot be used: {error.strerror}; choose another --lock.") from None
+
+
+def _is_lock(where: Path) -> bool:
+    text = where.read_bytes()
+    return not text or text.startswith(locks.HEAD.encode()[:40]) or b"[lock]" in text
 
 
 def check(
@@ -79,7 +102,8 @@ def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[
             raise BadFile(f"there is no checkpoint at {model}.")
         fields |= {item.name: item for item in checkpoint.fields(model, remembered_digests())}
         if not fields["weights.files_root"].known:
-            raise BadFile(f"{model} cannot be locked: {fields['weights.files_root'].reason}.")
+            why = re.sub(r"^\w+Error: (\[Errno \d+\] )?", "", fields["weights.files_root"].reason)
+            raise BadFile(f"{model} cannot be locked: {why}.")
         about["model"] = str(fields["weights.path"].value)
     return fields, about
 

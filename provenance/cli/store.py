@@ -33,8 +33,8 @@ WRITING = (
 )
 # With these a statement begins that a server's cursor has no syntax for because it would write.
 WRITERS = {"alter", "analyze", "call", "cluster", "comment", "copy", "create", "delete", "do", "drop", "grant",
-           "import", "insert", "lock", "merge", "reassign", "refresh", "reindex", "replace", "revoke", "truncate", "update",
-           "vacuum"}  # fmt: skip
+           "import", "insert", "lock", "merge", "reassign", "refresh", "reindex", "replace", "revoke", "truncate",
+           "update", "vacuum"}  # fmt: skip
 BLANK = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*", re.DOTALL)
 TRANSACTION = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
 

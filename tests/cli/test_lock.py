@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,10 @@ def test_environments_of_two_dates_are_compared(command: Command, folder: Path) 
     [
         (["check"], "there is no lock at provenance.lock. `provenance lock` writes one."),
         (["lock", "--lock", "none/x.lock"], "there is no folder none"),
+        (["lock", "--lock", "empty"], "empty is a folder; name the file, as in --lock empty/provenance.lock."),
+        (["lock", "--lock", "broken.json"], "broken.json is there already and is no lock; move it away"),
+        (["lock", "--lock", "/dev/full"], "/dev/full is there already and is no lock"),
+        (["lock", "--lock", "broken.json/x"], "there is no folder broken.json"),
         (["lock", "--model", "nowhere"], "there is no checkpoint at nowhere."),
         (["lock", "--run", "last", "--model", "."], "give --run or --model"),
         (["env", "diff", "nothing.json"], "there is no file nothing.json"),
@@ -154,3 +160,26 @@ def test_mistakes_are_one_sentence(command: Command, folder: Path, arguments: li
     assert (said.returncode, said.stdout) == (2, ""), said.stdout
     assert sentence in said.stderr
     assert len(said.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a right of root away")
+def test_what_may_not_be_read_or_written_is_one_sentence(folder: Path) -> None:
+    for name in ("shut", "full"):
+        (folder / name).mkdir()
+    shutil.copytree(TINY, folder / "model")
+    for name, mode in (("shut", 0), ("full", 0o555), ("model/model.safetensors", 0)):
+        (folder / name).chmod(mode)
+    weak = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-m", "provenance"]
+    for arguments, sentence in (
+        (["lock", "--lock", "full/x.lock"], "full/x.lock cannot be written: Permission denied; choose another --lock."),
+        (["lock", "--lock", "shut/x.lock"], "shut/x.lock cannot be used: Permission denied"),
+        (["lock", "--model", "model"], "model cannot be locked: Permission denied: 'model/model.safetensors'."),
+        (["lock", "--model", "shut/x"], "shut/x cannot be used: Permission denied."),
+        (["check", "--lock", "shut/x.lock"], "shut/x.lock cannot be used: Permission denied."),
+        (["env", "diff", "shut/x.json"], "shut/x.json cannot be used: Permission denied."),
+        (["log", "--db", "shut/x.db"], "shut/x.db cannot be used: Permission denied."),
+    ):
+        said = subprocess.run([*weak, *arguments], capture_output=True, text=True, check=False)
+        assert (said.returncode, said.stdout) == (2, ""), said.stdout
+        assert sentence in said.stderr
+        assert len(said.stderr.strip().splitlines()) == 1
