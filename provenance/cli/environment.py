@@ -90,12 +90,15 @@ def document(found: locks.Comparison) -> dict[str, Any]:
         "code": found.code, "drift": [change(item) for item in found.changed], "equal": found.equal,
         "context": [change(item) for item in found.context], "varied": found.varied,
         "unknown": [{"field": gap.name, "because": gap.because} for gap in found.blind],
+        "note": found.note,
         "open": [{"field": gap.name, "because": gap.because} for gap in found.open],
     }  # fmt: skip
 
 
 def tell(found: locks.Comparison, one: str, other: str, everything: bool = False) -> None:
     """Print a comparison for people."""
+    if found.note:
+        sys.stderr.write(f"provenance: {found.note}\n")
     rows = [(item.effect + (", allowed" if item.allowed else ""), item.name, *_values(item)) for item in found.changed]
     if everything:
         rows += [("context", item.name, *_values(item)) for item in found.context]

@@ -70,7 +70,9 @@ def check(
 ) -> int:
     """Compare this machine, and the locked model, with provenance.lock.
 
-    FIELD may be a pattern such as 'gpu.*'. Exit code 0: it holds; 1: drift; 3: no drift that could be seen, and
+    A lock that is cut or was edited by hand is refused. FIELD may be a pattern such as 'gpu.*'.
+
+    Exit code 0: it holds; 1: drift; 3: no drift that could be seen, and
     something locked could not be read.
     """
     held = locks.read(where)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from provenance.catalogue.fields import VERSION, spec, table
-from provenance.errors import BadFile, BadSetting
+from provenance.errors import BadFile, BadSetting, NotCanonical
 from provenance.explain import conditions
 from provenance.explain import fields as explained
 from provenance.explain.rules import PARENTS
 from provenance.facts import Field, Run, State
-from provenance.integrity.canonical import plain, restore
+from provenance.integrity.canonical import canonical, digest, plain, restore
 
-FORMAT = 1
+FORMAT = 2
 ACTING = ("semantic", "numeric", "random")
 HEAD = """\
 # What the outputs of this program rest on, written by `provenance lock`; compare with `provenance check`.
@@ -195,8 +195,22 @@ def dumps(fields: Mapping[str, Field], about: Mapping[str, str], keep_all: bool 
             parts["open"][name] = f"{item.state.value}: {item.reason}" if item.reason else item.state.value
         elif item.unloaded:
             parts["unloaded"].setdefault(item.reason, []).append(name)
-    document = {"lock": {"format": FORMAT, "catalogue": VERSION, **about}, **{k: v for k, v in parts.items() if v}}
+    lines = {"format": FORMAT, "catalogue": VERSION, **about, "fields": _count(parts)}
+    document = {"lock": lines, **{k: v for k, v in parts.items() if v}}
+    document["lock"]["digest"] = _digest(tomllib.loads(tomli_w.dumps(document)))
     return HEAD + "\n" + tomli_w.dumps(document)
+
+
+def _count(form: Mapping[str, Any]) -> int:
+    """Count the fields in the tables of a lock."""
+    tables = [form.get(name, {}) for name in (*ACTING, "open")]
+    return sum(map(len, tables)) + sum(map(len, form.get("unloaded", {}).values()))
+
+
+def _digest(form: Mapping[str, Any]) -> str:
+    """Digest what a lock says, its own digest apart: comments and white space may change."""
+    about = {key: value for key, value in form["lock"].items() if key != "digest"}
+    return digest(canonical(plain({**form, "lock": about})))
 
 
 def _toml(value: object) -> object:
@@ -230,24 +244,44 @@ class Lock:
 def read(path: Path) -> Lock:
     """Read a lock.
 
-    Raises BadFile where it is missing or is not one.
+    Raises BadFile where it is missing, is not one, or is not as it was written.
     """
     if not path.is_file():
         raise BadFile(f"there is no lock at {path}. `provenance lock` writes one.")
     try:
         form = tomllib.loads(path.read_text(encoding="utf-8"))
-        about = form["lock"]
-        if about["format"] != FORMAT:
-            raise BadFile(f"{path} has format {about['format']!r}; this version reads {FORMAT}. Write it again.")
-        fields = {
-            name: Field(name, _untoml(value)) for effect in ACTING for name, value in form.get(effect, {}).items()
-        }
-        fields |= {name: Field.unknown(name, str(why)) for name, why in form.get("open", {}).items()}
-        unloaded = form.get("unloaded", {}).items()
-        fields |= {name: Field.moot(name, why) for why, names in unloaded for name in names}
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise BadFile(f"{path} is not a lock: {error}. `provenance lock` writes one.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadFile(f"{path} is not a lock, or is cut: {error}. `provenance lock` writes one.") from None
+    about = form.get("lock")
+    if not isinstance(about, dict) or "format" not in about:
+        raise BadFile(f"{path} is not a lock: it has no table [lock] with a format. `provenance lock` writes one.")
+    if about["format"] != FORMAT:
+        raise BadFile(f"{path} has format {about['format']!r}; this version reads {FORMAT}. Write it again.")
+    _as_written(path, form)
+    fields = {name: Field(name, _untoml(value)) for effect in ACTING for name, value in form.get(effect, {}).items()}
+    fields |= {name: Field.unknown(name, why) for name, why in form.get("open", {}).items()}
+    unloaded = form.get("unloaded", {}).items()
+    fields |= {name: Field.moot(name, why) for why, names in unloaded for name in names}
     return Lock(fields, about, ran=about.get("from") == "run")
+
+
+def _as_written(path: Path, form: Mapping[str, Any]) -> None:
+    """Hold a lock against what it says of itself: a promise that somebody changed promises nothing.
+
+    Raises BadFile.
+    """
+    again = "Take it from git as it was, or write it again with `provenance lock`"
+    try:
+        said, found, same = form["lock"].get("fields"), _count(form), form["lock"].get("digest") == _digest(form)
+    except (NotCanonical, TypeError, AttributeError):  # a table that is none, a date
+        raise BadFile(f"{path} was edited by hand into something that no lock holds. {again}.") from None
+    if isinstance(said, int) and found < said:
+        raise BadFile(f"{path} is cut: it was written with {said} fields, and holds {found}. {again}.")
+    if not same:
+        raise BadFile(
+            f"{path} was edited by hand: its digest is not that of what it says. {again}; --allow and --vary let a "
+            "field differ."
+        )
 
 
 def check(lock: Lock, now: Mapping[str, Field], allow: Iterable[str] = (), vary: Iterable[str] = ()) -> Comparison:
@@ -271,11 +305,27 @@ def diff(one: Lock, other: Lock, allow: Iterable[str] = (), vary: Iterable[str] 
         {name: item for name, item in now.items() if name not in new},
         allow, vary, around, (not one.ran, not other.ran),
     )  # fmt: skip
+    found.note = _note(one.about, other.about)
     found.open += _beyond(one, now, new, _run(around[1]), "A") + _beyond(other, before, gone, _run(around[0]), "B")
     # What a lock could not read was no promise: it says so itself.
     open_then = {name for side in (one, other) if side.about for name, item in side.fields.items() if not item.known}
     found.blind = [gap for gap in found.blind if gap.name not in open_then]
+    if found.note:
+        strange = [gap for gap in found.blind if spec(gap.name).group == "other"]
+        found.blind = [gap for gap in found.blind if gap not in strange]
+        found.open += strange
     return found
+
+
+def _note(*sides: Mapping[str, Any]) -> str:
+    """Say that a lock was written by another field catalogue: it may know fields that this one does not."""
+    versions = [side["catalogue"] for side in sides if side and side["catalogue"] != VERSION]
+    if not versions:
+        return ""
+    return (
+        f"the lock was written with version {versions[0]} of the field catalogue, and this is version {VERSION}: only "
+        "what both know is compared; `provenance lock` writes it anew."
+    )
 
 
 def _filled(held: Lock, other: Lock, around: Mapping[str, Field]) -> dict[str, Field]:

@@ -50,6 +50,21 @@ def test_two_locks_of_one_machine_are_equal_to_the_byte(command: Command, folder
     assert (folder / "a.lock").read_bytes() == (folder / "b.lock").read_bytes()
 
 
+def test_half_a_lock_is_refused(command: Command, folder: Path) -> None:
+    path = folder / "provenance.lock"
+    command("lock")
+    text = path.read_text()
+    for changed in (text[: len(text) // 2], text.replace('"cpu.', '"cpu.x', 1)):
+        path.write_text(changed)
+        said = command("check")
+        assert (said.returncode, said.stdout) == (2, "")
+        assert re.match(
+            r"provenance: provenance\.lock (is not a lock, or is cut|is cut|was edited by hand): ", said.stderr
+        )
+    assert command("lock").returncode == 0
+    assert command("check").returncode == 0
+
+
 def test_a_locked_checkpoint_is_hashed_again(command: Command, folder: Path) -> None:
     model = folder / "model"
     shutil.copytree(TINY, model)

@@ -1,6 +1,7 @@
 """A lock holds what can act and nothing else, survives the trip through its file, and tells drift from noise."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from provenance.catalogue.fields import table
 from provenance.determinism import lock
 from provenance.errors import BadFile, BadSetting
 from provenance.facts import Field
+from tests.fakes.records import is_one_sentence
 
 CPU = [Field("torch.version", "2.13.0+cpu"), Field("device.in_use", ["cpu"])]
 
@@ -189,11 +191,78 @@ def test_a_locked_checkpoint_says_nothing_of_the_model_in_memory(tmp_path: Path)
     assert (found.code, [gap.name for gap in found.open]) == (0, ["model.dtype"])
 
 
-def test_another_catalogue_may_know_fields_that_the_lock_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_catalogue_may_know_other_fields_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    before = _table(Field("cpu.model", "x"), Field("later.field", 1))
+    monkeypatch.setattr(lock, "VERSION", version)
+    kept = _kept(tmp_path, before)
+    monkeypatch.undo()
+    now = _table(Field("cpu.model", "x"), Field("env.OMP_NUM_THREADS", "1"))
+    found = lock.check(kept, now)
+    assert (found.code, found.changed, found.blind) == (0, [], [])
+    assert [(gap.name, gap.because) for gap in found.open] == [
+        ("env.OMP_NUM_THREADS", "not held in A"),
+        ("later.field", "not recorded in B"),
+    ]
+    assert f"written with version {version} of the field catalogue, and this is version 1" in found.note
+    moved = lock.check(kept, {**now, "cpu.model": Field("cpu.model", "y")})
+    assert (moved.code, [item.name for item in moved.changed]) == (1, ["cpu.model"])
+    assert lock.check(_kept(tmp_path, before), before).note == ""
+
+
+# -- a lock that is not as it was written ------------------------------------------------------------
+
+WHOLE = lock.dumps(
+    _table(
+        Field("cpu.model", "x"), Field("torch.num_threads", 2), Field("cpu.capability", 0.1), Field.unknown("torch.blas", "why"),
+        Field("generation.top_p", [0.5, {"a": None}]), Field.moot("cache.triton", "triton is not loaded"),
+    ),
+    {"from": "machine"},
+)  # fmt: skip
+
+
+def _refused(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "cut.lock"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadFile, match=r"cut\.lock") as caught:
+        lock.read(path)
+    assert is_one_sentence(str(caught.value))
+    return str(caught.value)
+
+
+def test_a_lock_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    for length in range(len(WHOLE.rstrip())):
+        said = _refused(tmp_path, WHOLE[:length])
+        assert not re.search(r"KeyError|NoneType|'digest'", said), said
+    half = WHOLE[: WHOLE.index("[open]")]
+    assert "cut.lock is cut: it was written with 8 fields, and holds 6." in _refused(tmp_path, half)
+
+
+def test_a_lock_without_one_of_its_tables_is_refused(tmp_path: Path) -> None:
+    parts = re.split(r"(?m)^(?=\[)", WHOLE)
+    assert len(parts) >= 6
+    for n in range(1, len(parts)):
+        _refused(tmp_path, "".join(parts[:n] + parts[n + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"cpu.model" = "x"', '"cpu.model" = "y"'), ("catalogue = 1", "catalogue = 2"), ('from = "machine"', 'from = "run"'),
+     ('"torch.num_threads" = 2\n', ""), ("[numeric]\n", '[numeric]\n"cpu.isa" = "new"\n'), ("fields = 8", "fields = 3"),
+     ('"cpu.model" = "x"', '"cpu.model" = 1979-05-27'), ('digest = "p1', 'digest = "p2'), ("[numeric]", "[semantic.x]"),
+     ("[open]", "[[open]]"), ('"torch.blas" = "unknown: why"', '"torch.blas" = 3'), ("[lock]\n", "[lock]\nunloaded = 3\n")],
+)  # fmt: skip
+def test_a_lock_that_was_edited_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    assert old in WHOLE
+    assert re.search(r"edited by hand|is cut", _refused(tmp_path, WHOLE.replace(old, new)))
+
+
+def test_comments_and_line_ends_may_change(tmp_path: Path) -> None:
     path = tmp_path / "provenance.lock"
-    text = lock.dumps(_table(), {})
-    path.write_text(text.replace("catalogue = 1", "catalogue = 99"), encoding="utf-8")
-    assert lock.check(lock.read(path), _table(Field("cpu.model", "new"))).code == 0
+    path.write_text(WHOLE.replace(lock.HEAD, "# ours\n").replace("\n", "\r\n"), encoding="utf-8", newline="")
+    assert lock.read(path).fields["torch.num_threads"].value == 2
 
 
 @pytest.mark.parametrize(
