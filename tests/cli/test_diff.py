@@ -112,8 +112,8 @@ def test_an_exported_run_of_another_store_has_no_baseline_here(
 ) -> None:
     form = json.loads(command("export", recorded[0], "--db", str(place / "p.db")).stdout)
     path = tmp_path / "a.json"
-    for change in ({"key_id": "another"}, {"sequences": [{**form["sequences"][0], "input_key": "no hex"}]}):
-        path.write_text(json.dumps({**form, "run_id": "x", **change}))
+    for change in ({"key_id": "0b"}, {"sequences": [{**form["sequences"][0], "input_key": "0b" * 32}]}):
+        path.write_text(json.dumps({**form, "run_id": f"{form['run_id'][:-4]}0000", **change}))
         refused = diff("--against-baseline", "steady", str(path))
         assert (refused.returncode, "was written under another key" in refused.stderr) == (2, True)
 
