@@ -65,10 +65,7 @@ def diff(
         answer = _answer(given, declared, past)
         code = reports.settle(answer, failing, allowed)
         a, b = _sides(answer, given)
-        files = [(html, _page(answer, a, b))] if html is not None else []
-        files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
-        files += [(junit, reports.junit(answer))] if junit is not None else []
-        return code, files, _saying(answer, a, b, json, markdown)
+        return code, _files(answer, a, b, html, sarif, junit), _saying(answer, a, b, json, markdown)
 
     try:
         code, files, say = make(given)
@@ -80,6 +77,15 @@ def diff(
         _write(path, text)
     say()
     return code
+
+
+def _files(
+    answer: dict[str, Any], a: Run, b: Run, html: Path | None, sarif: Path | None, junit: Path | None
+) -> list[tuple[Path, str]]:
+    """Make the files that were asked for, before any is written."""
+    files = [(html, _page(answer, a, b))] if html is not None else []
+    files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
+    return files + ([(junit, reports.junit(answer))] if junit is not None else [])
 
 
 def _given(runs: Runs, references: list[str], baseline: str) -> Given:
