@@ -63,6 +63,15 @@ class Field:
         """Say whether two fields of this kind can be compared."""
         return self.state not in (State.UNKNOWN, State.REDACTED)
 
+    @property
+    def unloaded(self) -> bool:
+        """Say whether its process had not loaded what would tell: another process of the same machine may.
+
+        >>> Field.moot("cache.triton", "triton is not loaded").unloaded, Field.moot("x", "no CUDA").unloaded
+        (True, False)
+        """
+        return self.state in (State.NOT_APPLICABLE, State.UNKNOWN) and self.reason.endswith(("not loaded", "not up"))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Field):
             return NotImplemented

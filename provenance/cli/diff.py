@@ -9,17 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from provenance.cli import render
-from provenance.cli.opened import Db, Json, Place, Runs, is_file, split
+from provenance.cli.opened import FOREIGN, Db, Given, Json, Place, Runs, is_file, split
 from provenance.errors import BadFile, ProvenanceError, UsageError
 from provenance.explain import compare, reports, story
 from provenance.explain.history import Evidence, Observation, evidence
 from provenance.facts import Run
 
-Given = list[tuple[Run, Place]]
-# What a run of somebody else's making can raise in code that trusts its types.
-FOREIGN = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-
-
+Made = tuple[int, list[tuple[Path, str]], Callable[[], object]]
 References = Annotated[
     list[str], typer.Argument(metavar="A B...", help="Runs, or RUN:ROW for one prompt, or exported files.")
 ]
@@ -62,24 +58,33 @@ def diff(
     runs = Runs(db)
     given = _given(runs, references, baseline)
     declared, allowed = _named(vary, given), _named(allow, given)
-    try:
-        answer = _answer(given, declared, _past(runs, references, given))
+    past = _past(runs, references, given)
+
+    def make(given: Given) -> Made:
+        answer = _answer(given, declared, past)
         code = reports.settle(answer, failing, allowed)
         a, b = _sides(answer, given)
-        files = [(html, _page(answer, a, b))] if html is not None else []
-        files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
-        files += [(junit, reports.junit(answer))] if junit is not None else []
-        say = _saying(answer, a, b, json, markdown)
+        return code, _files(answer, a, b, html, sarif, junit), _saying(answer, a, b, json, markdown)
+
+    try:
+        code, files, say = make(given)
+    except ProvenanceError:
+        raise
     except FOREIGN as error:
-        if not runs.foreign or isinstance(error, ProvenanceError):
-            raise
-        raise BadFile(
-            f"an exported run holds what no run holds ({type(error).__name__}: {render.clip(str(error), 120)})."
-        ) from None
+        raise runs.strange(given, make) or error from None
     for path, text in files:
         _write(path, text)
     say()
     return code
+
+
+def _files(
+    answer: dict[str, Any], a: Run, b: Run, html: Path | None, sarif: Path | None, junit: Path | None
+) -> list[tuple[Path, str]]:
+    """Make the files that were asked for, before any is written."""
+    files = [(html, _page(answer, a, b))] if html is not None else []
+    files += [(sarif, reports.sarif(answer, sys.modules["provenance"].__version__))] if sarif is not None else []
+    return files + ([(junit, reports.junit(answer))] if junit is not None else [])
 
 
 def _given(runs: Runs, references: list[str], baseline: str) -> Given:

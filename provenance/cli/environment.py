@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +12,14 @@ from provenance.cli.opened import Db, Json
 from provenance.cli.sides import here, side
 from provenance.determinism import lock as locks
 from provenance.explain import fields as explained
+from provenance.explain.fields import Blind
 from provenance.facts import Field, State
 
+SHOWN = 6  # fields that one reason hides
 env = typer.Typer(invoke_without_command=True)
+Everything = Annotated[
+    bool, typer.Option("--all", help="List too what differs and cannot act, and what could not be compared here.")
+]
 Torch = Annotated[bool, typer.Option("--torch/--no-torch", help="Load torch to read its switches.")]
 
 
@@ -56,16 +62,16 @@ def _telling(field: Field) -> bool:
 def diff(
     one: Annotated[str, typer.Argument(metavar="A", help="`here`, a file of `env --json`, a lock, or a run.")],
     other: Annotated[str, typer.Argument(metavar="B", help="The same.")] = "here",
-    everything: Annotated[bool, typer.Option("--all", help="List context too: differences that cannot act.")] = False,
+    everything: Everything = False,
     json: Json = False,
     db: Db = "",
 ) -> int:
     """Compare two environments: of two machines, two dates or two runs.
 
+    What a process had not loaded because it ran no model, as `here`, is counted apart and is no difference.
     Exit code 0: nothing that can act differs; 1: something does; 3: nothing known does, and something is not known.
     """
-    a, b = side(one, db), side(other, db)
-    found = locks.check(a, b.fields) if a.about else locks.compare(a.fields, b.fields)
+    found = locks.diff(side(one, db), side(other, db))
     if json:
         render.emit({"schema": "provenance/env-diff/1", **document(found)})
         return found.code
@@ -84,27 +90,48 @@ def document(found: locks.Comparison) -> dict[str, Any]:
         "code": found.code, "drift": [change(item) for item in found.changed], "equal": found.equal,
         "context": [change(item) for item in found.context], "varied": found.varied,
         "unknown": [{"field": gap.name, "because": gap.because} for gap in found.blind],
+        "note": found.note,
+        "open": [{"field": gap.name, "because": gap.because} for gap in found.open],
     }  # fmt: skip
 
 
 def tell(found: locks.Comparison, one: str, other: str, everything: bool = False) -> None:
     """Print a comparison for people."""
+    if found.note:
+        sys.stderr.write(f"provenance: {found.note}\n")
     rows = [(item.effect + (", allowed" if item.allowed else ""), item.name, *_values(item)) for item in found.changed]
     if everything:
         rows += [("context", item.name, *_values(item)) for item in found.context]
     if rows:
         render.table(("effect", "field", one, other), rows)
-    for gap in found.blind:
-        render.lines([("plain", f"could not tell: {gap.name}, {_where(gap.because, one, other)}")])
+    gaps = _gaps("could not tell", found.blind, one, other, everything)
+    if everything:
+        gaps += _gaps("could not be compared here", found.open, one, other, everything)
+    render.lines([("plain", line) for line in gaps])
     many = len(found.drift)
     parts = ["1 field that can act differs" if many == 1 else f"{many or 'no'} fields that can act differ"]
     if found.blind:
         parts.append(f"{len(found.blind)} could not be compared")
+    if found.open:
+        parts.append(f"{len(found.open)} could not be compared here{'' if everything else ' (--all lists them)'}")
     if found.context and not everything:
         parts.append(f"{len(found.context)} differ that cannot act here")
     if found.varied:
         parts.append(f"{len(found.varied)} may vary: {', '.join(found.varied)}")
-    sys.stdout.write(("\n" if rows or found.blind else "") + "; ".join(parts) + f"; {found.equal} are equal.\n")
+    sys.stdout.write(("\n" if rows or gaps else "") + "; ".join(parts) + f"; {found.equal} are equal.\n")
+
+
+def _gaps(head: str, found: Iterable[Blind], one: str, other: str, everything: bool) -> list[str]:
+    """Return a line for each reason, with the fields that it hides."""
+    names: dict[str, list[str]] = {}
+    for gap in found:
+        names.setdefault(_where(gap.because, one, other), []).append(gap.name)
+    lines = []
+    for because, hidden in names.items():
+        shown = hidden if everything or len(hidden) <= SHOWN else hidden[: SHOWN - 1]
+        more = f" and {len(hidden) - len(shown)} more" if len(shown) < len(hidden) else ""
+        lines.append(f"{head}: {', '.join(shown)}{more}, {because}")
+    return lines
 
 
 def _where(because: str, one: str, other: str) -> str:

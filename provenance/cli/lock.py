@@ -1,5 +1,6 @@
 """lock and check: write down what outputs rest on, in a file for git, and see whether it still holds."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from provenance.cli import render
-from provenance.cli.environment import document, tell
+from provenance.cli.environment import Everything, document, tell
 from provenance.cli.opened import Db, Json, Runs
 from provenance.cli.sides import side
 from provenance.determinism import lock as locks
@@ -24,15 +25,37 @@ RunOption = Annotated[str, typer.Option("--run", help="Take a recorded run: its 
 
 def lock(where: Where = Path(NAME), model: Model = None, run: RunOption = "", db: Db = "") -> int:
     """Write what outputs rest on into provenance.lock: only what can act on an output, readable, made for git."""
+    _room(where)
     fields, about = _now(model, run, db)
-    text = locks.dumps(fields, about)
-    if not where.parent.is_dir():
-        raise BadFile(f"there is no folder {where.parent}; make it, or choose another --lock.")
-    where.write_text(text, encoding="utf-8")
+    try:
+        where.write_text(locks.dumps(fields, about), encoding="utf-8")
+    except OSError as error:
+        raise BadFile(f"{where} cannot be written: {error.strerror}; choose another --lock.") from None
     kept = locks.read(where).fields
     unread = sum(not item.known for item in kept.values())
     sys.stdout.write(f"{where}: {len(kept) - unread} fields" + (f", {unread} could not be read\n" if unread else "\n"))
     return 0
+
+
+def _room(where: Path) -> None:
+    """Say what is wrong with a place for a lock, before anything is read for it. Only a lock is overwritten.
+
+    Raises BadFile.
+    """
+    try:
+        if not where.parent.is_dir():
+            raise BadFile(f"there is no folder {where.parent}; make it, or choose another --lock.")
+        if where.is_dir():
+            raise BadFile(f"{where} is a folder; name the file, as in --lock {where / NAME}.")
+        if where.exists() and not (where.is_file() and _is_lock(where)):
+            raise BadFile(f"{where} is there already and is no lock; move it away, or choose another --lock.")
+    except OSError as error:
+        raise BadFile(f"{where} cannot be used: {error.strerror}; choose another --lock.") from None
+
+
+def _is_lock(where: Path) -> bool:
+    text = where.read_bytes()
+    return not text or text.startswith(locks.HEAD.encode()[:40]) or b"[lock]" in text
 
 
 def check(
@@ -41,12 +64,15 @@ def check(
     run: RunOption = "",
     allow: Annotated[list[str] | None, typer.Option("--allow", help="Report drift here, and let it pass.")] = None,
     vary: Annotated[list[str] | None, typer.Option("--vary", help="This field may have any value.")] = None,
+    everything: Everything = False,
     json: Json = False,
     db: Db = "",
 ) -> int:
     """Compare this machine, and the locked model, with provenance.lock.
 
-    FIELD may be a pattern such as 'gpu.*'. Exit code 0: it holds; 1: drift; 3: no drift that could be seen, and
+    A lock that is cut or was edited by hand is refused. FIELD may be a pattern such as 'gpu.*'.
+
+    Exit code 0: it holds; 1: drift; 3: no drift that could be seen, and
     something locked could not be read.
     """
     held = locks.read(where)
@@ -58,11 +84,11 @@ def check(
     if not run and held.about.get("from") == "run":
         raise BadFile(f"{where} was made from a recorded run; compare it with one: provenance check --run last.")
     fields, _ = _now(model, run, db)
-    found = locks.check(held, fields, allow or (), vary or ())
+    found = locks.diff(held, locks.Lock(fields, ran=bool(run)), allow or (), vary or ())
     if json:
         render.emit({"schema": "provenance/check/1", **document(found)})
     else:
-        tell(found, "locked", "now")
+        tell(found, "locked", "now", everything)
     return found.code
 
 
@@ -78,7 +104,8 @@ def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[
             raise BadFile(f"there is no checkpoint at {model}.")
         fields |= {item.name: item for item in checkpoint.fields(model, remembered_digests())}
         if not fields["weights.files_root"].known:
-            raise BadFile(f"{model} cannot be locked: {fields['weights.files_root'].reason}.")
+            why = re.sub(r"^\w+Error: (\[Errno \d+\] )?", "", fields["weights.files_root"].reason)
+            raise BadFile(f"{model} cannot be locked: {why}.")
         about["model"] = str(fields["weights.path"].value)
     return fields, about
 

@@ -4,6 +4,7 @@ Every error of ours ends as one sentence on standard error and an exit code: 0 s
 failed, 2 wrong usage or missing part, 3 could not tell, 70 internal error.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -58,6 +59,8 @@ def entry() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code. Never raises and never shows a traceback unless asked to."""
+    if sys.stdout is None:  # a shell's >&-
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -66,10 +69,17 @@ def main(arguments: list[str]) -> int:
         _complain(str(error))
         return error.exit_code
     except BrokenPipeError:  # `provenance log | head`: the reader has gone, and that is fine
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.strerror is None:  # not the system's word
+            return _internal(error)
+        _forget_output()
+        what = f"{error.filename} cannot be used" if error.filename else "the output cannot be written"
+        _complain(f"{what}: {error.strerror}.")
+        return 2
     except Exception as error:
         if hasattr(error, "format_message"):  # usage errors of the command-line library
             _complain(error.format_message())
@@ -93,9 +103,16 @@ def _dispatch(arguments: list[str]) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}."
         _complain(f"there is no command {chosen!r}; {hint}")
         return 2
+    if chosen == "sql":
+        arguments = [f" {item}" if _comment(item) else item for item in arguments]
     names = list(COMMANDS) if completing else [chosen] if chosen else []
     result = app(names)(arguments, standalone_mode=False, prog_name="provenance")
     return result if isinstance(result, int) else 0
+
+
+def _comment(argument: str) -> bool:
+    """Say whether an argument is SQL that begins with a comment, and no option."""
+    return argument.startswith("--") and len(argument.split()) > 1 and "=" not in argument.split(maxsplit=1)[0]
 
 
 def app(names: list[str]) -> Any:
@@ -127,6 +144,12 @@ def _stub() -> Callable[[], None]:
         return None
 
     return stub
+
+
+def _forget_output() -> None:
+    """Send what is still to be printed nowhere: what reads it, or the disk below it, takes no more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str) -> None:

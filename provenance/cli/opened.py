@@ -3,9 +3,12 @@
 The store is imported when it is opened: exported runs are compared where there is no database and no driver for one.
 """
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +18,7 @@ from provenance.errors import BadFile, ProvenanceError, RunNotFound
 from provenance.facts import Run
 from provenance.journal import spool
 from provenance.settings import Places, load, places
-from provenance.store import export
+from provenance.store import export, foreign
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -25,6 +28,9 @@ Db = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Place = tuple[int, int | None] | None
+Given = list[tuple[Run, Place]]
+# What a run of somebody else's making can raise in code that trusts its types.
+FOREIGN = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 REFERENCE = re.compile(r"(.+?)(?::(\d+)(?:\.(\d+))?)?")
 
 
@@ -81,11 +87,11 @@ def is_file(reference: str) -> bool:
 
 
 class Runs:
-    """Finds runs by reference, opening the store only when a reference needs it. Says whether any came from a file."""
+    """Finds runs by reference, opening the store only when a reference needs it. Knows which came from a file."""
 
     def __init__(self, db: str) -> None:
         self.db = db
-        self.foreign = False
+        self.files: dict[str, str] = {}  # by run
         self._engine: Engine | None = None
 
     def find(self, reference: str) -> tuple[Run, Place]:
@@ -116,12 +122,32 @@ class Runs:
             self._engine = store(self.db)
         return self._engine
 
+    def strange(self, given: Given, work: Callable[[Given], object]) -> BadFile | None:
+        """Return what is wrong with runs of files, where work on runs failed that trusts their types.
+
+        The field is named without which the work can be done.
+        """
+        if not self.files:
+            return None
+        for n, (run, place) in enumerate(given):
+            for name, item in run.fields.items() if run.run_id in self.files else ():
+                less = replace(run, fields={key: other for key, other in run.fields.items() if key != name})
+                with contextlib.suppress(*FOREIGN):
+                    work([*given[:n], (less, place), *given[n + 1 :]])
+                    value = foreign.shown(item.document().get("value"))
+                    return BadFile(
+                        f"{self.files[run.run_id]} is damaged: the field {name[:60]} is {value}, which no run holds "
+                        "there; export the run again."
+                    )
+        return BadFile(f"{', '.join(sorted(set(self.files.values())))[:200]}: no run is like that; export it again.")
+
     def _file(self, name: str) -> list[Run]:
         path = Path(name).expanduser()
         if not path.exists():
             raise BadFile(f"there is no file {name}. A run is named by its id, last, last~2 or tag:NAME.")
-        self.foreign = True
-        return export.read_runs(path)
+        runs = export.read_runs(path)
+        self.files.update({run.run_id: name for run in runs})
+        return runs
 
 
-__all__ = ["Db", "Json", "Place", "RunNotFound", "Runs", "split", "store", "where"]
+__all__ = ["FOREIGN", "Db", "Given", "Json", "Place", "RunNotFound", "Runs", "split", "store", "where"]

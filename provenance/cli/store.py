@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sqlite3
 import sys
 from typing import Annotated, Any
@@ -30,6 +31,11 @@ WRITING = (
     "query_only",
     "data-modifying",
 )
+# With these a statement begins that a server's cursor has no syntax for because it would write.
+WRITERS = {"alter", "analyze", "call", "cluster", "comment", "copy", "create", "delete", "do", "drop", "grant",
+           "import", "insert", "lock", "merge", "reassign", "refresh", "reindex", "replace", "revoke", "truncate",
+           "update", "vacuum"}  # fmt: skip
+BLANK = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*", re.DOTALL)
 TRANSACTION = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
 
 db = typer.Typer(help="The database: upgrade, current, path.", no_args_is_help=True, rich_markup_mode=None)
@@ -63,6 +69,8 @@ def query(engine: Engine, statement: str, limit: int) -> tuple[list[str], list[t
 
     Raises WriteRefused for a statement that would change something, UsageError for one that does not run.
     """
+    if not _asked(statement):
+        raise UsageError("there is no statement to ask; try: provenance sql 'select * from run_overview limit 5'")
     with engine.connect() as connection:
         raw = database.driver(connection)
         if engine.dialect.name == "sqlite":
@@ -76,7 +84,7 @@ def query(engine: Engine, statement: str, limit: int) -> tuple[list[str], list[t
             heads = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchmany(limit + 1) if heads else []
         except Exception as error:
-            raise _refusal(error, statement) from None
+            raise _refusal(error, statement, engine.dialect.name != "sqlite") from None
         finally:
             cursor.close()
             if engine.dialect.name == "sqlite":
@@ -88,10 +96,17 @@ def _authorize(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in ALLOWED | TRANSACTION else sqlite3.SQLITE_DENY
 
 
-def _refusal(error: Exception, statement: str) -> UsageError:
-    reads = statement.strip().partition(" ")[0].lower() in ("select", "with", "values", "table")
+def _asked(statement: str) -> str:
+    """Return a statement without the comments that it begins with."""
+    blank = BLANK.match(statement)
+    return statement[blank.end() :] if blank else statement
+
+
+def _refusal(error: Exception, statement: str, server: bool) -> UsageError:
+    word = re.match(r"\w*", _asked(statement))
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if any(word in text for word in WRITING) or ("syntax error" in text and not reads and statement.strip()):
+    unsaid = server and "syntax error" in text and word is not None and word[0].lower() in WRITERS
+    if any(sign in text for sign in WRITING) or unsaid:
         return WriteRefused(
             "the store is opened read-only, and this statement would change it; only reading is allowed."
         )

@@ -1,12 +1,10 @@
 """Whole runs as one JSON document, and back: what `export` writes and `diff` reads, without a database.
 
 The form is versioned (``provenance/run/1``, ``docs/export.md``). Readers ignore keys that they do not know, and
-refuse what is not a run with one sentence: a file may come from anybody.
+refuse what is not a run with one sentence: a file may come from anybody (``foreign``).
 """
 
 import math
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,14 @@ import orjson
 
 from provenance.catalogue.fields import VERSION as CATALOGUE
 from provenance.errors import BadFile
-from provenance.facts import Field, Run, Sequence, Step
+from provenance.facts import Run, Sequence
 from provenance.integrity import values
 from provenance.integrity.canonical import plain
+from provenance.store.foreign import SCHEMA, read
 
-SCHEMA = "provenance/run/1"
+__all__ = ["MAX_BYTES", "SCHEMA", "SEVERAL", "document", "dumps", "read", "read_file", "read_runs"]
 SEVERAL = "provenance/runs/1"
 MAX_BYTES = 512 << 20
-MAX_DEPTH = 64
-MAX_INTEGER = 1 << 63
 
 
 def document(run: Run) -> dict[str, Any]:
@@ -102,104 +99,5 @@ def read_runs(path: Path) -> list[Run]:
         return [read(form, str(path))]
     forms = form.get("runs")
     if not isinstance(forms, list) or not forms:
-        raise BadFile(f"{path} is damaged: it says that it holds several runs, and holds none.")
+        raise BadFile(f"{path} is damaged: it says that it holds several runs, and holds none; export them again.")
     return [read(item, f"run {number} of {path}") for number, item in enumerate(forms, 1)]
-
-
-def read(form: Any, name: str) -> Run:
-    """Read a run from its document.
-
-    Raises BadFile where it is not one, with what is wrong.
-    """
-    if not isinstance(form, dict) or form.get("schema") != SCHEMA:
-        found = form.get("schema") if isinstance(form, dict) else type(form).__name__
-        raise BadFile(f"{name} is not an exported run: its schema is {_clip(repr(found))} and not {SCHEMA!r}.")
-    try:
-        return Run(
-            run_id=_word(form["run_id"]), kind=str(form.get("kind", "call")), runtime=str(form.get("runtime", "")),
-            operation=str(form.get("operation", "")), status=_word(form["status"]), started_at=_int(form["started_at"]),
-            duration_ns=_maybe(form.get("duration_ns")),
-            fields={str(key): _field(str(key), item) for key, item in form["fields"].items()},
-            sequences=tuple(_read_sequence(item) for item in form["sequences"]), name=str(form.get("name", "")),
-            tags={str(key): str(value) for key, value in form.get("tags", {}).items()},
-            error=str(form.get("error", "")), key_id=str(form.get("key_id", "")),
-            digests={str(key): str(value) for key, value in form.get("digests", {}).items()},
-        )  # fmt: skip
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
-        raise BadFile(f"{name} is damaged: {type(error).__name__}: {_clip(str(error))}.") from None
-
-
-def _clip(text: str) -> str:
-    """Cut what a file says to what an error can carry in one line."""
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else text[:119] + "…"
-
-
-def _field(name: str, form: Any) -> Field:
-    if not isinstance(form, Mapping):
-        raise TypeError(f"the field {name} is a {type(form).__name__}")
-    if _depth(form) > MAX_DEPTH:
-        raise ValueError(f"the field {name} is nested more than {MAX_DEPTH} deep")
-    return Field.read(name, form)
-
-
-def _depth(form: Any) -> int:
-    """Return how deep a document is nested, without going deep: a level at a time."""
-    depth, level = 0, [form]
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        inner = [item for item in level if isinstance(item, (dict, list))]
-        level = [part for item in inner for part in (item.values() if isinstance(item, dict) else item)]
-    return depth
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"an identity is a {type(value).__name__} and no text")
-    return value
-
-
-def _int(value: Any) -> int:
-    """Read an integer that other parts can hold: 64 bits, and no fraction that would be lost."""
-    number = int(value)
-    if not -MAX_INTEGER <= number < MAX_INTEGER or number != (value if isinstance(value, float) else number):
-        raise ValueError(f"{str(value)[:40]} is no integer of 64 bits")
-    return number
-
-
-def _maybe(value: Any) -> int | None:
-    return None if value is None else _int(value)
-
-
-def _read_sequence(form: Any) -> Sequence:
-    steps = tuple(_step(*step) for step in form.get("steps", ()))
-    return Sequence(
-        row=_int(form["row"]), ret=_int(form["ret"]), input_key=str(form.get("input_key", "")),
-        output_key=str(form.get("output_key", "")), input_ids=_ids(form.get("input_ids")),
-        output_ids=_ids(form.get("output_ids")), input_text=_text(form.get("input_text")),
-        output_text=_text(form.get("output_text")), input_value=_read_value(form.get("input_value")),
-        output_value=_read_value(form.get("output_value")), finish=str(form.get("finish", "unknown")),
-        padding=_maybe(form.get("padding")), steps=steps,
-        logits_dtype=str(form.get("logits_dtype", "")), no_evidence=str(form.get("no_evidence", "")),
-    )  # fmt: skip
-
-
-def _step(token: Any, ids: Any, logits: Any, logprob: Any, margin: Any, runner: Any) -> Step:
-    if len(ids) != len(logits):
-        raise ValueError(f"a step has {len(ids)} ids and {len(logits)} logits")
-    return Step(
-        _int(token), tuple(map(_int, ids)), tuple(map(float, logits)), None if logprob is None else float(logprob),
-        None if margin is None else float(margin), _maybe(runner),
-    )  # fmt: skip
-
-
-def _ids(value: Any) -> tuple[int, ...] | None:
-    return None if value is None else tuple(map(_int, value))
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _read_value(value: Any) -> object:
-    return None if value is None else values.decode(orjson.dumps(value))

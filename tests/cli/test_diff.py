@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import provenance
+from provenance.cli.opened import Given, Runs
+from provenance.store import export
 from tests.conftest import Command
 from tests.fakes import models
+from tests.fakes.runs import run
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +115,8 @@ def test_an_exported_run_of_another_store_has_no_baseline_here(
 ) -> None:
     form = json.loads(command("export", recorded[0], "--db", str(place / "p.db")).stdout)
     path = tmp_path / "a.json"
-    for change in ({"key_id": "another"}, {"sequences": [{**form["sequences"][0], "input_key": "no hex"}]}):
-        path.write_text(json.dumps({**form, "run_id": "x", **change}))
+    for change in ({"key_id": "0b"}, {"sequences": [{**form["sequences"][0], "input_key": "0b" * 32}]}):
+        path.write_text(json.dumps({**form, "run_id": f"{form['run_id'][:-4]}0000", **change}))
         refused = diff("--against-baseline", "steady", str(path))
         assert (refused.returncode, "was written under another key" in refused.stderr) == (2, True)
 
@@ -209,3 +212,35 @@ def test_a_file_that_makes_no_sense_is_refused_in_a_sentence(
     bundle = tmp_path / "bundle.json"
     bundle.write_text(json.dumps({"schema": "provenance/runs/1", "runs": [form]}))
     assert "takes two runs or more and got 1" in command("diff", str(bundle)).stderr
+
+
+def test_a_field_that_no_run_holds_is_named_with_its_file(tmp_path: Path) -> None:
+    """Where an answer fails on what a file holds, the field is found without which it does not."""
+    path = tmp_path / "a.json"
+    path.write_bytes(export.dumps(run(fields={"batch.size": "many", "cpu.model": "x"})))
+    runs = Runs("")
+    given = [*runs.all(str(path)), (run(), None)]
+
+    def work(given: Given) -> int:
+        return sum(int(run.fields["batch.size"].value) for run, _ in given if "batch.size" in run.fields)  # type: ignore[call-overload]
+
+    found = runs.strange(given, work)
+    assert str(found).endswith(
+        'a.json is damaged: the field batch.size is "many", which no run holds there; export the run again.'
+    )
+    assert Runs("").strange(given, work) is None
+
+
+def test_an_edited_export_is_refused_with_its_name(diff: Command, tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("a.json", "b.json")]
+    for name in names:
+        name.write_bytes(export.dumps(run()))
+    form = json.loads(names[0].read_text())
+    form["sequences"][0]["output_ids"][1] = -5
+    names[0].write_text(json.dumps(form))
+    said = diff(str(names[0]), str(names[1]))
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == (
+        f"provenance: {names[0]} is damaged: sequences[0].output_ids[1] is -5, and a token id belongs there; "
+        "export the run again.\n"
+    )

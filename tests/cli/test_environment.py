@@ -2,8 +2,14 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
-from tests.conftest import Command
+import pytest
+
+from tests.conftest import ROOT, Command
 
 
 def test_fields_have_values_or_reasons(command: Command) -> None:
@@ -55,3 +61,57 @@ def test_over_two_hundred_fields_most_of_them_with_a_value(command: Command) -> 
     again = {**other["environment"], **other["switches"]}
     assert {name for name in fields if fields[name] != again.get(name) and spec(name).effect != "none"} == set()
     assert fields.keys() == again.keys()
+
+
+BAD = {
+    "a bad variable": {"TORCH_LOGS": "nonsense"},
+    "a missing library": {"PYTHONPATH": "broken"},
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_where_torch_cannot_be_imported_all_else_is_told(
+    bad: dict[str, str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("lock").returncode == 0
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text('raise OSError("libcudart.so.12: cannot open shared object file")')
+    env = {**os.environ, **{name: value.replace("broken", f"{broken.parent}:{ROOT}") for name, value in bad.items()}}
+    found = command("env", "--json", env=env)
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.startswith("provenance: torch cannot be imported: "), found.stderr
+    assert len(found.stderr.splitlines()) == 1
+    form = json.loads(found.stdout)
+    assert form["environment"]["os.platform"] == {"value": "linux", "source": "system"}
+    for field in (form["environment"]["torch.version"], form["switches"]["torch.num_threads"]):
+        assert field["state"] == "unknown"
+        assert field["reason"].startswith("torch cannot be imported: ")
+    checked = command("check", env=env)
+    assert checked.returncode == 3, checked.stdout + checked.stderr
+    assert re.search("could not tell: .* more, not known in now: torch cannot be imported: ", checked.stdout)
+    assert checked.stdout.splitlines()[-1].startswith("no fields that can act differ; ")
+    assert command("lock", "--lock", "other.lock", env=env).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["env", "--no-torch", "--json"], ["env", "--no-torch"], ["--help"], ["--version"], ["db", "path"]]
+)
+def test_a_full_disk_below_the_output_is_one_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "provenance", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "provenance: the output cannot be written: No space left on device.\n"
+    assert (found.returncode, found.stderr) == (2, said)
+
+
+def test_an_output_that_is_closed_is_none() -> None:
+    line = f"exec {sys.executable} -m provenance --version >&-"
+    found = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")

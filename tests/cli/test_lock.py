@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,8 @@ def test_a_lock_holds_on_its_machine_and_names_what_moved(command: Command, fold
     assert '"cpu.model" = ' in text
     assert str(folder) not in text
     held = command("check")
-    assert (held.returncode, held.stdout.startswith("no fields that can act differ")) == (0, True), held.stdout
+    assert held.returncode == 0, held.stdout
+    assert re.fullmatch(r"no fields that can act differ; \d+ are equal\.\n", held.stdout), held.stdout
     moved = command("check", "--json", env={**os.environ, "OMP_NUM_THREADS": "1"})
     drift = {item["field"] for item in json.loads(moved.stdout)["drift"]}
     assert moved.returncode == 1
@@ -44,6 +48,21 @@ def test_two_locks_of_one_machine_are_equal_to_the_byte(command: Command, folder
     command("lock", "--lock", "a.lock")
     command("lock", "--lock", "b.lock")
     assert (folder / "a.lock").read_bytes() == (folder / "b.lock").read_bytes()
+
+
+def test_half_a_lock_is_refused(command: Command, folder: Path) -> None:
+    path = folder / "provenance.lock"
+    command("lock")
+    text = path.read_text()
+    for changed in (text[: len(text) // 2], text.replace('"cpu.', '"cpu.x', 1)):
+        path.write_text(changed)
+        said = command("check")
+        assert (said.returncode, said.stdout) == (2, "")
+        assert re.match(
+            r"provenance: provenance\.lock (is not a lock, or is cut|is cut|was edited by hand): ", said.stderr
+        )
+    assert command("lock").returncode == 0
+    assert command("check").returncode == 0
 
 
 def test_a_locked_checkpoint_is_hashed_again(command: Command, folder: Path) -> None:
@@ -93,8 +112,30 @@ def test_a_recorded_run_can_be_held_and_compared(command: Command, python: Comma
     assert drift["model.dtype"]["a"] == "float32"
     live = command("check")
     assert (live.returncode, "compare it with one" in live.stderr) == (2, True)
-    same = command("env", "diff", "last", "last~1")
-    assert same.returncode == 0, same.stdout
+    assert command("env", "diff", "last", "last~1").returncode == 0
+
+
+def test_a_run_of_this_machine_differs_in_nothing_from_here(command: Command, python: Command, folder: Path) -> None:
+    """A run had loaded the compiler and a tokenizer, and the process here has not: that is no difference."""
+    done = python(RUNS, str(TINY), "3", "float32")
+    assert done.returncode == 0, done.stderr
+    assert command("lock").returncode == 0
+    assert command("lock", "--run", "last", "--lock", "run.lock").returncode == 0
+    for arguments in (["env", "diff", "last", "here"], ["env", "diff", "here", "last"], ["check", "--run", "last"],
+                      ["env", "diff", "run.lock", "here"]):  # fmt: skip
+        found = command(*arguments)
+        assert found.returncode == 0, found.stdout
+        assert len(found.stdout.splitlines()) == 1, found.stdout
+        assert found.stdout.startswith("no fields that can act differ; "), found.stdout
+        assert "could not be compared here (--all lists them)" in found.stdout
+    listed = command("env", "diff", "last", "here", "--all").stdout
+    assert "torch.inductor.max_autotune" in listed
+    assert "the compiler is not loaded in B" in listed
+    form = json.loads(command("env", "diff", "last", "here", "--json").stdout)
+    assert {"field": "device.in_use", "because": "not recorded in B"} in form["open"]
+    moved = command("env", "diff", "last", "here", "--json", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert moved.returncode == 1
+    assert "env.OMP_NUM_THREADS" in {item["field"] for item in json.loads(moved.stdout)["drift"]}
 
 
 def test_environments_of_two_dates_are_compared(command: Command, folder: Path) -> None:
@@ -114,6 +155,10 @@ def test_environments_of_two_dates_are_compared(command: Command, folder: Path) 
     [
         (["check"], "there is no lock at provenance.lock. `provenance lock` writes one."),
         (["lock", "--lock", "none/x.lock"], "there is no folder none"),
+        (["lock", "--lock", "empty"], "empty is a folder; name the file, as in --lock empty/provenance.lock."),
+        (["lock", "--lock", "broken.json"], "broken.json is there already and is no lock; move it away"),
+        (["lock", "--lock", "/dev/full"], "/dev/full is there already and is no lock"),
+        (["lock", "--lock", "broken.json/x"], "there is no folder broken.json"),
         (["lock", "--model", "nowhere"], "there is no checkpoint at nowhere."),
         (["lock", "--run", "last", "--model", "."], "give --run or --model"),
         (["env", "diff", "nothing.json"], "there is no file nothing.json"),
@@ -130,3 +175,26 @@ def test_mistakes_are_one_sentence(command: Command, folder: Path, arguments: li
     assert (said.returncode, said.stdout) == (2, ""), said.stdout
     assert sentence in said.stderr
     assert len(said.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a right of root away")
+def test_what_may_not_be_read_or_written_is_one_sentence(folder: Path) -> None:
+    for name in ("shut", "full"):
+        (folder / name).mkdir()
+    shutil.copytree(TINY, folder / "model")
+    for name, mode in (("shut", 0), ("full", 0o555), ("model/model.safetensors", 0)):
+        (folder / name).chmod(mode)
+    weak = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-m", "provenance"]
+    for arguments, sentence in (
+        (["lock", "--lock", "full/x.lock"], "full/x.lock cannot be written: Permission denied; choose another --lock."),
+        (["lock", "--lock", "shut/x.lock"], "shut/x.lock cannot be used: Permission denied"),
+        (["lock", "--model", "model"], "model cannot be locked: Permission denied: 'model/model.safetensors'."),
+        (["lock", "--model", "shut/x"], "shut/x cannot be used: Permission denied."),
+        (["check", "--lock", "shut/x.lock"], "shut/x.lock cannot be used: Permission denied."),
+        (["env", "diff", "shut/x.json"], "shut/x.json cannot be used: Permission denied."),
+        (["log", "--db", "shut/x.db"], "shut/x.db cannot be used: Permission denied."),
+    ):
+        said = subprocess.run([*weak, *arguments], capture_output=True, text=True, check=False)
+        assert (said.returncode, said.stdout) == (2, ""), said.stdout
+        assert sentence in said.stderr
+        assert len(said.stderr.strip().splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -61,6 +62,24 @@ def test_a_statement_that_does_not_run_is_one_sentence(recorded: Path, command: 
     found = command("sql", "select nonsense from nowhere")
     assert (found.returncode, "no such table" in found.stderr) == (2, True)
     assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "statement", ["selec", "selec * from runs", "delete form runs", "/* x */ -- y\n selec", "select * frm runs"]
+)
+def test_a_slip_of_the_pen_is_not_called_a_write(statement: str, recorded: Path, command: Command) -> None:
+    found = command("sql", statement)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert re.fullmatch(r'provenance: the statement does not run: near "\w+": syntax error\.\n', found.stderr), (
+        found.stderr
+    )
+
+
+@pytest.mark.parametrize("statement", ["", " ", ";", "-- nothing", "/* nothing */ ;", "-- a\n/* b\n */\n;;"])
+def test_nothing_is_no_statement(statement: str, recorded: Path, command: Command) -> None:
+    found = command("sql", statement)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("provenance: there is no statement to ask; try: provenance sql 'select")
 
 
 def test_long_answers_are_cut_and_say_so(recorded: Path, command: Command) -> None:

@@ -1,6 +1,7 @@
 """A lock holds what can act and nothing else, survives the trip through its file, and tells drift from noise."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from provenance.catalogue.fields import table
 from provenance.determinism import lock
 from provenance.errors import BadFile, BadSetting
 from provenance.facts import Field
+from tests.fakes.records import is_one_sentence
 
 CPU = [Field("torch.version", "2.13.0+cpu"), Field("device.in_use", ["cpu"])]
 
@@ -81,7 +83,7 @@ def test_drift_is_told_by_effect_most_telling_first(tmp_path: Path) -> None:
     assert {item.name for item in found.changed} == {
         "lib.editable_installs", "cpu.model", "torch.num_threads", "env.OMP_NUM_THREADS",
     }  # fmt: skip
-    assert [item.name for item in found.context] == ["os.kernel"]
+    assert found.context == []  # the lock does not hold os.kernel, and nobody says that it differs
     changed = next(item for item in found.changed if item.name == "env.OMP_NUM_THREADS")
     assert changed.before.state.value == "unset"
 
@@ -128,11 +130,139 @@ def test_what_was_open_when_locked_promises_nothing(tmp_path: Path) -> None:
     assert lock.check(kept, _table(Field("cpu.model", "y"))).code == 0
 
 
-def test_another_catalogue_may_know_fields_that_the_lock_does_not(tmp_path: Path) -> None:
+LOADED = Field("torch.inductor.max_autotune", False)
+NOT_LOADED = Field.moot("torch.inductor.max_autotune", "the compiler is not loaded")
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["plain", "lock"])
+def test_what_a_process_without_a_model_had_not_loaded_is_open(tmp_path: Path, held: bool) -> None:
+    run, bare = _table(LOADED, Field("torch.compile.active", True)), _table(NOT_LOADED)
+    here = _kept(tmp_path, bare) if held else lock.Lock(bare, ran=False)
+    for found in (lock.diff(lock.Lock(run), here), lock.diff(here, lock.Lock(run))):
+        assert (found.code, found.changed, found.blind) == (0, [], [])
+        assert "torch.inductor.max_autotune" in [gap.name for gap in found.open]
+    because = {gap.name: gap.because for gap in lock.diff(lock.Lock(run), here).open}
+    assert because["torch.inductor.max_autotune"] == "the compiler is not loaded in B"
+
+
+def test_between_two_runs_what_was_not_loaded_differs() -> None:
+    one, other = lock.Lock(_table(LOADED)), lock.Lock(_table(NOT_LOADED))
+    assert [item.name for item in lock.diff(one, other).changed] == ["torch.inductor.max_autotune"]
+
+
+def test_a_process_without_a_model_still_tells_what_moved() -> None:
+    run = lock.Lock(_table(LOADED, Field("torch.num_threads", 2), Field("model.dtype", "float32")))
+    here = lock.Lock(_table(NOT_LOADED, Field("torch.num_threads", 1)), ran=False)
+    found = lock.diff(run, here)
+    assert (found.code, [item.name for item in found.changed]) == (1, ["torch.num_threads"])
+    assert [gap.name for gap in found.open] == ["torch.inductor.max_autotune", "model.dtype"]
+
+
+def test_what_could_not_be_read_without_a_model_is_no_such_excuse() -> None:
+    run = lock.Lock(_table(Field("cpu.model", "x")))
+    here = lock.Lock(_table(Field.unknown("cpu.model", "the file could not be read")), ran=False)
+    assert (lock.diff(run, here).code, lock.diff(run, here).open) == (3, [])
+
+
+def test_a_side_without_a_model_is_asked_under_the_model_of_the_other() -> None:
+    fp32 = Field("torch.backends.mkldnn.matmul.fp32_precision", "ieee")
+    half = [Field("device.in_use", ["cpu"]), Field("model.dtype", "float16"), Field("torch.autocast.cpu", "off")]
+    run = {item.name: item for item in (fp32, *half)}
+    here = {fp32.name: Field(fp32.name, "tf32"), "torch.autocast.cpu": half[2]}
+    found = lock.diff(lock.Lock({fp32.name: fp32}, around=run), lock.Lock(here, ran=False))
+    single = {**run, "model.dtype": Field("model.dtype", "float32")}
+    acting = lock.diff(lock.Lock({fp32.name: fp32}, around=single), lock.Lock(here, ran=False))
+    assert ([item.name for item in found.context], [item.name for item in acting.changed]) == ([fp32.name], [fp32.name])
+
+
+def test_what_could_not_act_when_it_was_locked_is_open_where_it_acts(tmp_path: Path) -> None:
+    driver = Field("gpu.driver_version", "580")
+    found = lock.check(
+        _kept(tmp_path, _table(driver)), {**_table(driver), "device.in_use": Field("device.in_use", ["cuda"])}
+    )
+    assert [item.name for item in found.changed] == ["device.in_use"]
+    assert [(gap.name, gap.because) for gap in found.open] == [("gpu.driver_version", "not held in A")]
+
+
+def test_a_locked_checkpoint_says_nothing_of_the_model_in_memory(tmp_path: Path) -> None:
+    kept = _kept(tmp_path, _table(Field("weights.files_root", "p1:sha256:00")))
+    run = _table(Field("weights.files_root", "p1:sha256:00"), Field("model.dtype", "float32"))
+    found = lock.diff(kept, lock.Lock(run))
+    assert (found.code, [gap.name for gap in found.open]) == (0, ["model.dtype"])
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_catalogue_may_know_other_fields_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    before = _table(Field("cpu.model", "x"), Field("later.field", 1))
+    monkeypatch.setattr(lock, "VERSION", version)
+    kept = _kept(tmp_path, before)
+    monkeypatch.undo()
+    now = _table(Field("cpu.model", "x"), Field("env.OMP_NUM_THREADS", "1"))
+    found = lock.check(kept, now)
+    assert (found.code, found.changed, found.blind) == (0, [], [])
+    assert [(gap.name, gap.because) for gap in found.open] == [
+        ("env.OMP_NUM_THREADS", "not held in A"),
+        ("later.field", "not recorded in B"),
+    ]
+    assert f"written with version {version} of the field catalogue, and this is version 1" in found.note
+    moved = lock.check(kept, {**now, "cpu.model": Field("cpu.model", "y")})
+    assert (moved.code, [item.name for item in moved.changed]) == (1, ["cpu.model"])
+    assert lock.check(_kept(tmp_path, before), before).note == ""
+
+
+# -- a lock that is not as it was written ------------------------------------------------------------
+
+WHOLE = lock.dumps(
+    _table(
+        Field("cpu.model", "x"), Field("torch.num_threads", 2), Field("cpu.capability", 0.1), Field.unknown("torch.blas", "why"),
+        Field("generation.top_p", [0.5, {"a": None}]), Field.moot("cache.triton", "triton is not loaded"),
+    ),
+    {"from": "machine"},
+)  # fmt: skip
+
+
+def _refused(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "cut.lock"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadFile, match=r"cut\.lock") as caught:
+        lock.read(path)
+    assert is_one_sentence(str(caught.value))
+    return str(caught.value)
+
+
+def test_a_lock_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    for length in range(len(WHOLE.rstrip())):
+        said = _refused(tmp_path, WHOLE[:length])
+        assert not re.search(r"KeyError|NoneType|'digest'", said), said
+    half = WHOLE[: WHOLE.index("[open]")]
+    assert "cut.lock is cut: it was written with 8 fields, and holds 6." in _refused(tmp_path, half)
+
+
+def test_a_lock_without_one_of_its_tables_is_refused(tmp_path: Path) -> None:
+    parts = re.split(r"(?m)^(?=\[)", WHOLE)
+    assert len(parts) >= 6
+    for n in range(1, len(parts)):
+        _refused(tmp_path, "".join(parts[:n] + parts[n + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"cpu.model" = "x"', '"cpu.model" = "y"'), ("catalogue = 1", "catalogue = 2"), ('from = "machine"', 'from = "run"'),
+     ('"torch.num_threads" = 2\n', ""), ("[numeric]\n", '[numeric]\n"cpu.isa" = "new"\n'), ("fields = 8", "fields = 3"),
+     ('"cpu.model" = "x"', '"cpu.model" = 1979-05-27'), ('digest = "p1', 'digest = "p2'), ("[numeric]", "[semantic.x]"),
+     ("[open]", "[[open]]"), ('"torch.blas" = "unknown: why"', '"torch.blas" = 3'), ("[lock]\n", "[lock]\nunloaded = 3\n")],
+)  # fmt: skip
+def test_a_lock_that_was_edited_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    assert old in WHOLE
+    assert re.search(r"edited by hand|is cut", _refused(tmp_path, WHOLE.replace(old, new)))
+
+
+def test_comments_and_line_ends_may_change(tmp_path: Path) -> None:
     path = tmp_path / "provenance.lock"
-    text = lock.dumps(_table(), {})
-    path.write_text(text.replace("catalogue = 1", "catalogue = 99"), encoding="utf-8")
-    assert lock.check(lock.read(path), _table(Field("cpu.model", "new"))).code == 0
+    path.write_text(WHOLE.replace(lock.HEAD, "# ours\n").replace("\n", "\r\n"), encoding="utf-8", newline="")
+    assert lock.read(path).fields["torch.num_threads"].value == 2
 
 
 @pytest.mark.parametrize(

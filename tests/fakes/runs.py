@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from hashlib import sha256
 from typing import Any
 
 from provenance.facts import Field, Run, Sequence, State, Step
@@ -39,17 +40,22 @@ def run(
     )
     facts: dict[str, Any] = {"run_id": "01a00000-0000-7000-8000-000000000001", "kind": "call", "runtime": "transformers",
                              "operation": "generate", "status": "ok", "started_at": 1, "duration_ns": 1,
-                             "key_id": "k"}  # fmt: skip
+                             "key_id": "0b" * 8}  # fmt: skip
     facts.update(more)
     return Run(fields=table, sequences=made, **facts)
 
 
 def sequence(row: int, ids: Many[int], output: Many[int], steps: Many[Step], **more: Any) -> Sequence:
     """Make one sequence; its keys follow from its ids, as equal ids have equal keys."""
-    facts: dict[str, Any] = {"input_key": f"in{tuple(ids)}", "output_key": f"out{tuple(output)}", "finish": "length",
+    facts: dict[str, Any] = {"input_key": key("in", ids), "output_key": key("out", output), "finish": "length",
                              "padding": 0, "logits_dtype": "bfloat16"}  # fmt: skip
     facts.update(more)
     return Sequence(row=row, ret=0, input_ids=tuple(ids), output_ids=tuple(output), steps=tuple(steps), **facts)
+
+
+def key(kind: str, ids: Many[object]) -> str:
+    """Return a key: equal ids have equal ones."""
+    return sha256(f"{kind}{tuple(ids)}".encode()).hexdigest()
 
 
 def step(token: int, other: int, margin: float, at: float = 16.0, moved: float = 0.0) -> Step:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from provenance.explain.tokens import EPSILON32, ulp
 from provenance.facts import Sequence, Step
+from tests.fakes.runs import key
 from tests.incidents.homes import Case
 
 TOKENS, TOP, VOCABULARY = 96, 4, 32000
@@ -102,14 +103,14 @@ def sequences(name: str, dtype: str, with_logits: bool, rng: random.Random) -> S
 
 def _value(ids: tuple[int, ...], value: float) -> Sequence:
     return Sequence(
-        0, 0, f"in{hash(ids)}", f"out{value}", input_text="a question", output_value=value, finish="returned",
+        0, 0, key("in", ids), key("out", [value]), input_text="a question", output_value=value, finish="returned",
         no_evidence="the output is not token ids",
     )  # fmt: skip
 
 
 def _text(ids: tuple[int, ...], text: str) -> Sequence:
     return Sequence(
-        0, 0, f"in{hash(ids)}", f"out{text}", input_text="a question", output_text=text, finish="eos",
+        0, 0, key("in", ids), key("out", text), input_text="a question", output_text=text, finish="eos",
         no_evidence="the service returns no logits",
     )  # fmt: skip
 
@@ -127,7 +128,7 @@ def _sequence(
     output = tuple(step.token for step in steps)
     media = f"{side}" if name == "media" else ""
     return Sequence(
-        0, 0, f"in{hash(ids)}{media}", f"out{hash(output)}", input_ids=ids, output_ids=output, input_text=f"prompt {hash(ids)}",
+        0, 0, key(f"in{media}", ids), key("out", output), input_ids=ids, output_ids=output, input_text=f"prompt {hash(ids)}",
         output_text=" ".join(map(str, output)), finish="length", padding=0, steps=tuple(steps) if with_logits else (),
         logits_dtype=dtype if with_logits else "", no_evidence="" if with_logits else "logprobs were not asked for",
     )  # fmt: skip

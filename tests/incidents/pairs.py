@@ -20,6 +20,7 @@ from provenance.catalogue.fields import spec, table
 from provenance.explain import conditions
 from provenance.facts import Field, Run, Sequence, State
 from provenance.store import export
+from tests.fakes.runs import key
 from tests.incidents import evidence, homes, hosts, values
 from tests.incidents.homes import Case
 
@@ -190,13 +191,13 @@ def _rows(fields: dict[str, Field]) -> int:
 
 def _neighbour(row: int, rng: random.Random) -> Sequence:
     ids = tuple(rng.randrange(evidence.VOCABULARY) for _ in range(rng.randrange(10, 24)))
-    return Sequence(row, 0, f"in{hash(ids)}", f"out{hash(ids)}", ids, ids[:5], finish="length", padding=0)
+    return Sequence(row, 0, key("in", ids), key("out", ids[:5]), ids, ids[:5], finish="length", padding=0)
 
 
 def _document(run_id: str, runtime: str, fields: dict[str, Field], rows: list[Sequence]) -> dict[str, Any]:
     run = Run(
         run_id, "call", runtime, "call" if runtime == "function" else "generate", "ok", 1_790_000_000_000_000_000,
-        812_345_678, fields, tuple(rows), key_id="one key",
+        812_345_678, fields, tuple(rows), key_id="0b" * 8,
     )  # fmt: skip
     return export.document(run)
 

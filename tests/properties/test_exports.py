@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,10 @@ def deep(levels: int) -> Any:
 
 
 DEEP = deep(100)
+
+PYTHON = re.compile(
+    r"[a-z]Error\b|object has|NoneType|<class|unhashable|subscriptable|not iterable|expected str|invalid literal"
+)
 
 numbers = st.sampled_from([0, -1, 2**31, 2**53, 2**63, 2**64, -(2**70), 10**400, 1e308, -1e-308, 0.5, True])
 words = st.sampled_from(
@@ -63,6 +68,7 @@ def answered(*contents: bytes, more: tuple[str, ...] = ("--json",)) -> int:
     assert code in (0, 1, 2, 3), complained.getvalue()
     if code == 2:
         assert said.getvalue() == ""
+        assert not PYTHON.search(complained.getvalue()), complained.getvalue()
         assert is_one_sentence(complained.getvalue().removeprefix("provenance: ").rstrip("\n")), complained.getvalue()
     elif more == ("--json",):
         json.loads(said.getvalue())

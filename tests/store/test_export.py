@@ -1,6 +1,8 @@
 """A run as one file: it reads back whole, and a file from anybody is refused in one sentence, never trusted."""
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.fakes.values import INF, nan
 RUN = Run(
     run_id="00000001-0000-7000-8000-000000000000", kind="call", runtime="transformers", operation="generate", status="ok",
     started_at=2**62, duration_ns=2**53 + 1, name="nightly", tags={"suite": "7"}, error="ValueError: no", key_id="ab" * 8,
-    digests={"environment": "p1:sha256:00"},
+    digests={"environment": "p1:sha256:" + "00" * 32},
     fields={
         "gpu.count": Field.unknown("gpu.count", "no driver"), "a.float": Field("a.float", 0.1, source="call"),
         "a.list": Field("a.list", [1, None, "x", 2**70]), "a.unset": Field.unset("a.unset"), "a.none": Field("a.none", None),
@@ -25,7 +27,7 @@ RUN = Run(
     },
     sequences=(
         Sequence(
-            0, 1, "aa", "bb", (1, 2**40), (3,), "in é", "out\0", {"args": (1, b"x", -0.0)}, nan(0x7FF8000000000001), "eos", 4,
+            0, 1, "aa" * 32, "bb" * 32, (1, 2**40, -200), (3, 4, 5), "in é", "out\0", {"args": (1, b"x", -0.0)}, nan(0x7FF8000000000001), "eos", 4,
             (Step(3, (3, 9), (INF, -INF), None, 0.0, 9), Step(4, (), (), -0.5, None, None)), "float32", "",
         ),
         Sequence(1, 0, no_evidence="beam search"),
@@ -72,9 +74,16 @@ def test_a_reader_ignores_what_it_does_not_know() -> None:
 
 
 def test_a_file_of_the_first_writer_with_the_fewest_keys_is_a_run() -> None:
-    least = {"schema": export.SCHEMA, "run_id": "r", "status": "ok", "started_at": "1", "fields": {}, "sequences": []}
+    least = {
+        "schema": export.SCHEMA,
+        "run_id": RUN.run_id,
+        "status": "ok",
+        "started_at": "1",
+        "fields": {},
+        "sequences": [],
+    }
     run = export.read(least, "f")
-    assert (run.run_id, run.kind, run.tags, run.duration_ns) == ("r", "call", {}, None)
+    assert (run.run_id, run.kind, run.tags, run.duration_ns) == (RUN.run_id, "call", {}, None)
 
 
 # -- files from anybody -------------------------------------------------------------------------------
@@ -123,6 +132,107 @@ def test_what_is_no_run_is_refused_in_one_sentence(form: object) -> None:
     with pytest.raises(BadFile, match=r"^FILE is (not an exported run|damaged): ") as caught:
         export.read(form, "FILE")
     assert is_one_sentence(str(caught.value)[:300])
+
+
+TWO = GOOD["sequences"]
+EDITED: dict[str, tuple[dict[str, Any], str]] = {
+    "a status": ({**GOOD, "status": "weird"}, r'status is "weird", and one of running, ok, '),
+    "a kind": ({**GOOD, "kind": "zz"}, 'kind is "zz", and one of call, '),
+    "a finish": (sequence(finish="zz"), r'sequences\[0\]\.finish is "zz", and one of unknown, eos, '),
+    "a row": (sequence(row=-1), r"sequences\[0\]\.row is -1, and the number of a prompt "),
+    "a return": (sequence(ret=True), r"sequences\[0\]\.ret is true, and "),
+    "a run's id": ({**GOOD, "run_id": "../../x"}, r'run_id is "\.\./\.\./x", and the id of a run '),
+    "a key": (sequence(output_key="zz"), r'sequences\[0\]\.output_key is "zz", and a key of 64 hexadecimal digits '),
+    "a digest": ({**GOOD, "digests": {"model": "zz"}}, r'digests\.model is "zz", and a digest '),
+    "a number below 0 for an id": (sequence(output_ids=[3, -5, 5]), r"sequences\[0\]\.output_ids\[1\] is -5, and a token id "),
+    "truth for an id": (sequence(output_ids=[True]), r"output_ids\[0\] is true, and a token id "),
+    "a huge id": (sequence(input_ids=[2**70]), r"input_ids\[0\] is \d+, and a token id "),
+    "an id that was not chosen": (sequence(output_ids=[3, 9, 5]), r"steps\[1\]\[0\] is 4, and the output id 9 of that place "),
+    "more steps than ids": (sequence(output_ids=[3]), r"steps\[1\] is \[4, .*, and no step beyond the 1 output ids "),
+    "a rival that was chosen": (sequence(steps=[[3, [3, 9], [2, 1], None, 0.0, 3]]), r"steps\[0\]\[5\] is 3, and another id "),
+    "a margin": (sequence(steps=[[3, [3, 9], [2, 1], None, -0.5, 9]]), r"steps\[0\]\[4\] is -0.5, and a margin from 0 "),
+    "a share": (sequence(steps=[[3, [3, 9], [2, 1], 7.0, 1.0, 9]]), r"steps\[0\]\[3\] is 7.0, and the logarithm of a share "),
+    "a row twice": ({**GOOD, "sequences": [*TWO, TWO[0]]}, r"sequences\[2\]\.row is 0, and a row and return that sequences\[0\] has not "),
+    "a row of another run": (
+        {**GOOD, "fields": {"batch.size": {"value": 1}}},
+        r"sequences\[1\]\.row is 1, and a row below the batch size 1 of its run ",
+    ),
+    "a prompt of another run": (
+        {**GOOD, "sequences": [*TWO, {**TWO[0], "ret": 0, "input_key": "cc" * 32}]},
+        r"sequences\[2\]\.input_key is \"cccc.*, and the prompt of the other sequences of its row ",
+    ),
+    "an output of another run": (
+        {**GOOD, "sequences": [TWO[0], {**TWO[0], "row": 1, "output_ids": [3, 4, 6], "steps": []}]},
+        r"sequences\[1\]\.output_key is \"bbbb.*, and a key that no sequence with other ids has ",
+    ),
+    "a field": ({**GOOD, "fields": {"a.b": {"value": {"float": "zz"}}}}, r'fields\.a\.b\.value is \{"float": "zz"\}, and the value of a field '),
+    "a state": ({**GOOD, "fields": {"a.b": {"state": "zz"}}}, r'fields\.a\.b\.state is "zz", and one of unset, '),
+    "a tag": ({**GOOD, "tags": {"suite": 7}}, r"tags\.suite is 7, and text "),
+    "a time": ({**GOOD, "started_at": "1_0"}, 'started_at is "1_0", and a number of nanoseconds, as text, '),
+    "a value": (sequence(input_value="zz"), r'input_value is "zz", and an array '),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "said"), EDITED.values(), ids=EDITED.keys())
+def test_what_was_edited_is_named_with_its_place_and_what_belongs_there(form: object, said: str) -> None:
+    whole = rf"^FILE is damaged: (sequences\[0\]\.)?{said}.*belongs there; export the run again\.$"
+    with pytest.raises(BadFile, match=whole) as caught:
+        export.read(form, "FILE")
+    assert is_one_sentence(str(caught.value))
+
+
+REPLACED: tuple[object, ...] = (None, True, -1, 2**70, "", "zz", [], {}, 1e308, [[]])
+GONE = object()
+PYTHON = re.compile(
+    r"Error\b|object has|NoneType|<class|unhashable|subscript|iterable|argument|\b(str|int|dict|list|tuple)\b"
+)
+# Where one of the above may stand: what is text of any kind, what may be absent, and numbers of any size.
+FREE = re.compile(
+    r"(name|runtime|operation|error|digests(\.\w+)?|tags(\.\w+)?|key_id|kind|duration_ns|catalogue|later"
+    r"|fields(\..*)?"
+    r"|sequences(\.\d+(\.(input_ids(\.\d+)?|output_ids(\.2)?|(input|output)_(text|key)|(input|output)_value(\..*)?|logits_dtype|no_evidence"
+    r"|padding|finish|steps(\.\d+(\.([1-5]|2\.\d+|1\.\d+))?)?))?)?)"
+)
+
+
+def replaced(form: Any, path: tuple[Any, ...], value: object) -> Any:
+    """Return a document with one part replaced or taken away."""
+    whole = inner = orjson.loads(orjson.dumps(form))
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is GONE:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return whole
+
+
+def places(form: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Return the path of every part of a document."""
+    parts = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
+    for key, part in parts:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+@pytest.mark.parametrize("value", [*REPLACED, GONE], ids=lambda value: "gone" if value is GONE else ascii(value)[:12])
+def test_each_part_replaced_is_refused_in_words_or_may_be_so(value: object) -> None:
+    refused = 0
+    for path in places(GOOD):
+        place = ".".join(map(str, path))
+        try:
+            run = export.read(replaced(GOOD, path, value), "FILE")
+        except BadFile as error:
+            said = str(error)
+            assert said.startswith("FILE is ")
+            assert is_one_sentence(said), said
+            ours = re.sub(r"(fields|sequences)\S* is .*, and |a\.list", "", said)  # less what the file itself says
+            assert not PYTHON.search(ours), said
+            refused += 1
+        else:
+            assert FREE.fullmatch(place), (place, value)
+            export.dumps(run)
+    assert refused > 5
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,23 @@ def test_sql_only_reads(spots: Places, statement: str) -> None:
     assert (fake.everything(spots), fake.schema_of(spots)) == before
 
 
+@pytest.mark.parametrize(
+    ("statement", "kind", "said"),
+    [("selec", UsageError, r"the statement does not run: syntax error at or near \"selec\"\."),
+     ("select * frm runs", UsageError, r"the statement does not run: syntax error at or near \"frm\"\."),
+     ("explain select 1", UsageError, "the statement does not run: syntax error"),
+     ("-- all of them\n delete from runs", WriteRefused, "would change it"),
+     ("-- nothing", UsageError, "there is no statement to ask"), ("", UsageError, "there is no statement to ask")],
+)  # fmt: skip
+def test_a_slip_of_the_pen_is_not_called_a_write(
+    spots: Places, statement: str, kind: type[UsageError], said: str
+) -> None:
+    life(spots, 1).close()
+    with pytest.raises(UsageError, match=said) as caught:
+        cli.query(database.reading(drained(spots).url, None), statement, 10)
+    assert type(caught.value) is kind
+
+
 def test_what_a_function_writes_is_rolled_back(spots: Places) -> None:
     engine = database.reading(spots.url, None)
     cli.query(engine, "select lo_create(0)", 1)
