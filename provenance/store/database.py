@@ -20,10 +20,11 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreAway, StoreError
 
-HEAD = "0001"
-REVISIONS = ("0001",)
+HEAD = "0002"
+REVISIONS = ("0001", "0002")
 MAGIC = b"SQLite format 3\0"
 PAGE_BYTES = 8192
+CACHE_KB = 16_384  # keyed names come in no order: without room for their index every batch reads it again
 WRITE_WAIT_MS = 60_000
 READ_WAIT_MS = 5_000
 STATEMENT_MS = 60_000  # no question to a server takes longer, or it would hold the vacuum up
@@ -180,6 +181,7 @@ def _sqlite(file: Path, *, read_only: bool) -> Engine:
         connection.execute("pragma journal_mode=wal")
         connection.execute("pragma synchronous=full")
         connection.execute("pragma secure_delete=on")
+        connection.execute(f"pragma cache_size=-{CACHE_KB}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
