@@ -26,7 +26,8 @@ from provenance.journal import records, spool
 from provenance.journal.recovery import Damage, Scan, open_segment
 from provenance.settings import Places, embedded
 from provenance.store import database
-from provenance.store.ingest import Ingest, Item, Position, frame_digest
+from provenance.store.batch import Item
+from provenance.store.ingest import Ingest, Position, frame_digest
 
 log = logging.getLogger("provenance.writer")
 BATCH_RECORDS = 500
@@ -104,6 +105,8 @@ class Drain:
             except BadSegment as error:
                 log.warning("%s", error)
                 self.left_alone.add(path)
+        if not moved:
+            self.ingest.rest()
         return moved
 
     def _segment(self, path: Path, sealed: bool, until: float) -> int:
@@ -207,6 +210,7 @@ class Drain:
 
     def close(self) -> None:
         """Close the store."""
+        self.ingest.rest()
         self.ingest.engine.dispose()
 
 

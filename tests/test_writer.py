@@ -33,15 +33,15 @@ provenance.init(writer="process")
 for n in range(50): double(n)
 """
 WRITE = """
-import sys, time
+import sys
 from pathlib import Path
 from provenance import writer
 from tests.fakes.records import places
-folder, idle, start, wait = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "wait"
+folder, idle, wait, told = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "wait", sys.argv[4] == "told"
 writer.BATCH_RECORDS = 10
 spots = places(folder)
 print("ready", flush=True)
-while time.time() < start: pass
+if told: sys.stdin.readline()
 print(writer.run(spots, idle=idle, wait=wait), flush=True)
 """
 
@@ -56,10 +56,10 @@ def spawn(spots: Places) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Start a writer of the store in a process of its own, ready to go."""
     started: list[subprocess.Popen[str]] = []
 
-    def go(idle: float = 60.0, start: float = 0.0, wait: str = "") -> "subprocess.Popen[str]":
+    def go(idle: float = 60.0, wait: str = "", told: str = "") -> "subprocess.Popen[str]":
         assert spots.database is not None
-        arguments = [str(spots.database.parent), str(idle), str(start), wait]
-        child = subprocess.Popen([sys.executable, "-c", WRITE, *arguments], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", WRITE, str(spots.database.parent), str(idle), wait, told]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -204,10 +204,20 @@ def test_another_takes_over_from_a_killed_writer_within_two_seconds(
 
 def test_of_two_writers_one_is_elected(spots: Places, spawn: Callable[..., "subprocess.Popen[str]"]) -> None:
     Calls(spots.spool).close()
-    start = time.time() + 2.5
-    both = [spawn(1.5, start) for _ in range(2)]
-    said = sorted(child.communicate(timeout=30)[0].strip() for child in both)
-    assert said == ["False", "True"]
+    both = [spawn(600.0, told="told") for _ in range(2)]  # each is ready before either is told
+    for child in both:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    eventually(lambda: any(child.poll() is not None for child in both), 120)
+    (loser,) = (child for child in both if child.poll() is not None)
+    (winner,) = (child for child in both if child is not loser)
+    assert loser.communicate()[0] == "False\n"
+    assert winner.poll() is None
+    assert not lock_is_free(spots.spool)
+    winner.kill()
+    winner.wait()
+    assert lock_is_free(spots.spool)
 
 
 def test_the_elected_one_keeps_its_place_until_it_lets_go(spots: Places) -> None:

@@ -13,19 +13,31 @@ All inputs are golden (``tests/golden/digests.json``).
 """
 
 import hashlib
-import hmac
+from functools import lru_cache
+from hashlib import sha256
 
 COMMIT_TAG = b"provenance/commit/v1"
 SALT_TAG = b"provenance/salt/v1"
 EQUAL_TAG = b"provenance/equal/v1"
 BODY_TAG = b"provenance/body/v1"
 KEY_TAG = b"provenance/key-id/v1"
+# HMAC by hand, as RFC 2104 says: the writer computes a dozen a call, and ``hmac`` takes two to three times as long.
+BLOCK = 64
+INNER, OUTER = bytes(n ^ 0x36 for n in range(256)), bytes(n ^ 0x5C for n in range(256))
+
+
+@lru_cache(maxsize=4)
+def _keyed(key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
+    """Return the two states in which an HMAC under a key begins; they are copied and never changed."""
+    block = (key if len(key) <= BLOCK else sha256(key).digest()).ljust(BLOCK, b"\0")
+    return sha256(block.translate(INNER)), sha256(block.translate(OUTER))
 
 
 def salt(seed: bytes, role: int, row: int, index: int) -> bytes:
     """Derive the salt of one payload from the seed of its frame: 32 bytes."""
     place = SALT_TAG + role.to_bytes(2, "little") + row.to_bytes(4, "little") + index.to_bytes(4, "little")
-    return hmac.digest(seed, place, "sha256")
+    block = seed.ljust(BLOCK, b"\0")  # a seed is used once: no state of it is kept
+    return sha256(block.translate(OUTER) + sha256(block.translate(INNER) + place).digest()).digest()
 
 
 def commitment(salt32: bytes, payload: bytes) -> bytes:
@@ -42,16 +54,25 @@ def equality(key: bytes, kind: str, parts: tuple[bytes, ...]) -> bytes:
 
     Each part is preceded by its length, so no two lists of parts run together.
     """
-    state = hmac.new(key, EQUAL_TAG + len(kind).to_bytes(1, "little") + kind.encode(), "sha256")
+    inner, outer = _keyed(key)
+    state = inner.copy()
+    state.update(EQUAL_TAG + len(kind).to_bytes(1, "little") + kind.encode())
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
         state.update(part)
-    return state.digest()
+    whole = outer.copy()
+    whole.update(state.digest())
+    return whole.digest()
 
 
 def body_key(key: bytes, body: bytes) -> bytes:
     """Return the name under which a body is stored once, however many runs refer to it."""
-    return hmac.digest(key, BODY_TAG + body, "sha256")
+    inner, outer = _keyed(key)
+    state, whole = inner.copy(), outer.copy()
+    state.update(BODY_TAG)
+    state.update(body)
+    whole.update(state.digest())
+    return whole.digest()
 
 
 def key_id(key: bytes) -> str:

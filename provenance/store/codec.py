@@ -20,8 +20,16 @@ SMALL = 64
 LIMIT = 1 << 31
 
 
-def pack(data: bytes, encoding: int) -> tuple[int, bytes]:
-    """Return the codec chosen for a body and its stored bytes.
+def compressor() -> "zstd.ZstdCompressor":
+    """Return what packs many bodies: to make one takes longer than to compress a prompt with it.
+
+    It has a lock in it, so it belongs to one batch and to no module: a process forked meanwhile must not inherit it.
+    """
+    return zstd.ZstdCompressor(LEVEL)
+
+
+def pack(data: bytes, encoding: int, tool: "zstd.ZstdCompressor | None" = None) -> tuple[int, bytes]:
+    """Return the codec chosen for a body and its stored bytes: a whole frame, whatever else ``tool`` packed before.
 
     >>> codec, stored = pack(b"abcd" * 500, 0)
     >>> codec, len(stored) < 40, unpack(codec, stored, 2000) == b"abcd" * 500
@@ -29,10 +37,8 @@ def pack(data: bytes, encoding: int) -> tuple[int, bytes]:
     """
     if len(data) < SMALL:
         return RAW, data
-    if encoding in (BUFFER, OCTETS):
-        codec, packed = PLANES, zstd.compress(b"".join(data[i::4] for i in range(4)), LEVEL)
-    else:
-        codec, packed = ZSTD, zstd.compress(data, LEVEL)
+    codec, plain = (PLANES, b"".join(data[i::4] for i in range(4))) if encoding in (BUFFER, OCTETS) else (ZSTD, data)
+    packed = (tool or compressor()).compress(plain, zstd.ZstdCompressor.FLUSH_FRAME)
     return (codec, packed) if len(packed) < len(data) else (RAW, data)
 
 

@@ -8,6 +8,8 @@ older one is refused with the command that upgrades it.
 
 import os
 import sqlite3
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,14 +20,20 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreAway, StoreError
 
-HEAD = "0001"
-REVISIONS = ("0001",)
+HEAD = "0002"
+REVISIONS = ("0001", "0002")
 MAGIC = b"SQLite format 3\0"
 PAGE_BYTES = 8192
+CACHE_KB = 16_384  # keyed names come in no order: without room for their index every batch reads it again
 WRITE_WAIT_MS = 60_000
 READ_WAIT_MS = 5_000
 STATEMENT_MS = 60_000  # no question to a server takes longer, or it would hold the vacuum up
 CONNECT_SECONDS = 10
+# Files that this process has open as databases, by device and inode, and how often. To open one of them as a plain
+# file and close it again would release SQLite's locks on it (POSIX does so), and a stranger who closes the database
+# then takes the log away from under a writer: its commits are gone.
+_held: Counter[tuple[int, int]] = Counter()
+_gate = threading.Lock()
 # What a server answers whoever it will never let in; anything else may pass.
 FINAL = (
     "authentication failed",
@@ -82,9 +90,12 @@ def _begun(file: Path) -> bool:
     """
     head = b"no file"
     try:
-        if file.is_file():
-            with file.open("rb") as content:
-                head = content.read(len(MAGIC))
+        with _gate:
+            if _is_held(file):
+                return True
+            if file.is_file():
+                with file.open("rb") as content:
+                    head = content.read(len(MAGIC))
     except OSError as error:
         raise NoDatabase(f"the database {file} cannot be opened: {error.strerror}.") from error
     if head and head != MAGIC:
@@ -92,12 +103,46 @@ def _begun(file: Path) -> bool:
     return bool(head)
 
 
+class _Held(sqlite3.Connection):
+    """A connection whose file is known to be held while it is open."""
+
+    _file: tuple[int, int] | None = None
+
+    def hold(self, file: Path) -> None:
+        """Note which file it is, before SQLite takes its first lock on it."""
+        with _gate:
+            self._file = _identity(file)
+            _held[self._file] += 1
+
+    def close(self) -> None:
+        """Close it; the file may be opened as a file again."""
+        super().close()
+        with _gate:
+            if self._file is not None:
+                _held[self._file] -= 1
+            self._file = None
+
+
+def _is_held(file: Path) -> bool:
+    try:
+        return _held.get(_identity(file), 0) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    facts = file.stat()
+    return facts.st_dev, facts.st_ino
+
+
 def _make(file: Path) -> None:
     if file.is_dir():
         raise BadFile(f"{file} is a folder and not a database; set PROVENANCE_DB to a file in it.")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        with _gate:
+            if not _is_held(file):
+                os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise NoDatabase(
             f"the database {file} cannot be made: {error.strerror}. Set PROVENANCE_DB to a path that can be written to."
@@ -108,7 +153,11 @@ def _sqlite(file: Path, *, read_only: bool) -> Engine:
     uri = f"file:{quote(str(file))}?mode={'ro' if read_only else 'rw'}"
 
     def opened(uri: str) -> sqlite3.Connection:
-        return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=0, isolation_level=None)
+        connection = sqlite3.connect(
+            uri, uri=True, check_same_thread=False, timeout=0, isolation_level=None, factory=_Held
+        )
+        connection.hold(file)
+        return connection
 
     def connect() -> sqlite3.Connection:
         connection = opened(uri)
@@ -132,6 +181,7 @@ def _sqlite(file: Path, *, read_only: bool) -> Engine:
         connection.execute("pragma journal_mode=wal")
         connection.execute("pragma synchronous=full")
         connection.execute("pragma secure_delete=on")
+        connection.execute(f"pragma cache_size=-{CACHE_KB}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

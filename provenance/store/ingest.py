@@ -6,33 +6,18 @@ the events.
 """
 
 import hashlib
-import uuid
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import orjson
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from provenance.errors import KeyMismatch
-from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
+from provenance.facts import Stream
 from provenance.integrity import digests
-from provenance.store import codec, database, leaves, rolling, tables
-from provenance.store.rows import Bodies, Bulk, Documents, Rows, clean, write
-
-LOG = 1
-PREVIEW = 120
-INPUT_ROLES = {ROLE[name] for name in ("prompt.ids", "prompt.embeds", "prompt.media", "prompt.mask", "arguments")}
-OUTPUT_ROLES = {ROLE[name] for name in ("output.ids", "output.value", "output.media")}
-IN_TEXT, OUT_TEXT = (ROLE["prompt.text"], ROLE["arguments"]), (ROLE["output.text"], ROLE["output.value"])
-
-
-class Item(NamedTuple):
-    """One frame on its way in: the record, the digest of its bytes and where it ends in its segment."""
-
-    record: Record
-    digest: bytes
-    end: int
+from provenance.store import codec, database, tables
+from provenance.store.batch import Batch, Item
+from provenance.store.rows import Bulk
 
 
 class Position(NamedTuple):
@@ -50,11 +35,34 @@ class Ingest:
         """Take over the store. Raises KeyMismatch where it was written under another key."""
         self.engine, self.key = engine, key
         self.key_id = digests.key_id(key)
-        self._same_key()
+        # One connection while there is work: a new one would begin with an empty cache, and to close one moves
+        # SQLite's whole log.
+        self._connection: Connection | None = None
+        try:
+            self._same_key()
+        except BaseException:
+            self.rest()
+            raise
+
+    def rest(self) -> None:
+        """Let go of the database until there is work again: a SQLite file is then whole, without a log beside it."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Bulk]:
+        if self._connection is None:
+            self._connection = self.engine.connect()
+        try:
+            with self._connection.begin():
+                yield Bulk(database.driver(self._connection), self.engine.dialect.name)
+        except BaseException:
+            self.rest()  # whatever state it is in
+            raise
 
     def _same_key(self) -> None:
-        with self.engine.begin() as connection:
-            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+        with self._transaction() as bulk:
             bulk.alone()
             found = bulk.run("select value from store_info where name='key_id'")
             if not found:
@@ -70,8 +78,7 @@ class Ingest:
 
     def position(self, stream: Stream) -> Position:
         """Return how far a stream is in, without waiting for anybody."""
-        with self.engine.begin() as connection:
-            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+        with self._transaction() as bulk:
             found = bulk.run("select segment, position, last_seq from streams where stream_id=?", (stream.stream_id,))
             return Position(*found[0]) if found else Position(0, 0, -1)
 
@@ -79,8 +86,7 @@ class Ingest:
         self, stream: Stream, segment: int, items: Sequence[Item], ended: bool = False, damage: Sequence[Any] = ()
     ) -> int:
         """Write one batch of a segment, or close its books; return how many records were new."""
-        with self.engine.begin() as connection:
-            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+        with self._transaction() as bulk:
             batch = Batch(bulk, self.key, self.key_id, stream)
             fresh = [item for item in items if batch.is_new(item)] if batch.begin(items) else []
             for item in fresh:
@@ -92,8 +98,7 @@ class Ingest:
 
     def refuse(self, stream: Stream, segment: int, item: Item, reason: str) -> None:
         """Step over a record that cannot be stored, and say so among the events; its segment is kept."""
-        with self.engine.begin() as connection:
-            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+        with self._transaction() as bulk:
             batch = Batch(bulk, self.key, self.key_id, stream)
             batch.begin([item])
             detail = {"segment": segment, "why": "the record cannot be stored", "reason": reason}
@@ -102,8 +107,7 @@ class Ingest:
 
     def hurt(self, stream: Stream, segment: int) -> bool:
         """Say whether anything in a segment was damaged or refused, whoever drained it."""
-        with self.engine.begin() as connection:
-            bulk = Bulk(database.driver(connection), self.engine.dialect.name)
+        with self._transaction() as bulk:
             return bool(
                 bulk.run(
                     "select 1 from events e join streams s on s.id = e.stream where s.stream_id=? "
@@ -113,285 +117,8 @@ class Ingest:
             )
 
 
-class Batch:
-    """One transaction's worth of records of one stream."""
-
-    def __init__(self, bulk: Bulk, key: bytes, key_id: str, stream: Stream) -> None:
-        self.bulk, self.key, self.key_id, self.stream = bulk, key, key_id, stream
-        self.rows = Rows()
-        self.documents = Documents(bulk)
-        self.bodies = Bodies(bulk, self.rows)
-        self.known: dict[int, bytes] = {}
-        self.id = 0
-        self.next_run = self.next_entry = 0
-        self.about: dict[str, Any] = orjson.loads(stream.about or b"{}")
-
-    # -- the frame of the transaction --------------------------------------------------------------
-
-    def begin(self, items: Sequence[Item]) -> bool:
-        """Lock the stream's row, making it at first sight, and see which records are there already."""
-        self.bulk.alone()
-        self._lock_stream()
-        self.next_run = self._next("runs", "id")
-        self.next_entry = self.bulk.run("select coalesce(max(idx) + 1, 0) from log_entries where log=?", (LOG,))[0][0]
-        if items:
-            seqs = [item.record.seq for item in items]
-            found = self.bulk.run(
-                "select seq, frame_digest from ingested where stream=? and seq between ? and ?",
-                (self.id, min(seqs), max(seqs)),
-            )
-            self.known = {seq: bytes(digest) for seq, digest in found}
-        return bool(items)
-
-    def _next(self, table: str, column: str) -> int:
-        return int(self.bulk.run(f"select coalesce(max({column}), 0) + 1 from {table}")[0][0])
-
-    def _lock_stream(self) -> None:
-        stream = self.stream
-        found = self.bulk.run("select id from streams where stream_id=?", (stream.stream_id,))
-        if found:
-            self.id = found[0][0]
-            return
-        self.id = self._next("streams", "id")
-        about = self.about
-        self.bulk.insert(
-            tables.streams,
-            [(
-                self.id, stream.stream_id, str(about.get("host", "")), stream.pid, stream.boot_id, stream.wall_ns,
-                clean(str(about.get("program", ""))), clean(stream.about.decode("utf-8", "replace")), self.key_id,
-                0, 0, -1, stream.wall_ns, 0,
-            )],
-        )  # fmt: skip
-
-    def is_new(self, item: Item) -> bool:
-        """Say whether a record is not in the store yet; one with other bytes under its number raises an alarm."""
-        there = self.known.get(item.record.seq)
-        if there is None:
-            self.known[item.record.seq] = item.digest
-            return True
-        if there != item.digest:
-            self.event(
-                "alarm", item.record.seq, {"why": "another record with this number", "digest": item.digest.hex()}
-            )
-        return False
-
-    def finish(self, segment: int, items: Sequence[Item], ended: bool) -> None:
-        """Write the rows, move the position, and close the books of a stream that is over."""
-        write(self.bulk, self.rows)
-        if items:
-            last = items[-1]
-            self.bulk.run(
-                "update streams set segment=?, position=?, last_seq=?, last_seen=? where id=?",
-                (segment, last.end, last.record.seq, _seen(last.record, self.stream.wall_ns), self.id),
-            )
-        if ended:
-            self.bulk.run("update streams set ended=1 where id=?", (self.id,))
-            self.bulk.run("update runs set status='crashed' where stream=? and status='running'", (self.id,))
-            self.bulk.run(
-                "update runs set weights_note='unknown: process ended' "
-                "where stream=? and weights is null and weights_note is null and load > 0",
-                (self.id,),
-            )
-
-    def damage(self, segment: int, hole: Any) -> None:
-        """Note damaged bytes, once: a scan that was cut short is begun again."""
-        detail = {"segment": segment, "from_byte": hole.start, "to_byte": hole.end}
-        same = (self.id, orjson.dumps(detail).decode())
-        if not self.bulk.run("select 1 from events where stream=? and kind='damage' and detail=?", same):
-            self.event("damage", hole.after_seq, detail)
-
-    def event(self, kind: str, seq: int, detail: dict[str, Any]) -> None:
-        """Note something that happened to the stream itself."""
-        at = self.stream.wall_ns
-        text = clean(orjson.dumps(detail).decode())
-        self.bulk.insert(tables.events, [(self._next("events", "id"), self.id, seq, kind, at, text)])
-
-    # -- records ----------------------------------------------------------------------------------
-
-    def add(self, item: Item) -> None:
-        """Turn one record into rows."""
-        record = item.record
-        if isinstance(record, Start):
-            leaf = self._start(record)
-        elif isinstance(record, End):
-            leaf = self._end(record)
-        else:
-            leaf = self._note(record)
-        kind = 1 if isinstance(record, Start) else 2 if isinstance(record, End) else 3
-        self.rows.entries.append((LOG, self.next_entry, self.id, record.seq, kind, leaf))
-        self.rows.ingested.append((self.id, record.seq, item.digest, LOG, self.next_entry))
-        self.next_entry += 1
-
-    def _start(self, record: Start) -> bytes:
-        request = record.request
-        facts = orjson.loads(request.facts)
-        run: dict[str, Any] = {
-            "id": self.next_run, "started_at": request.wall_ns, "run_id": str(uuid.UUID(bytes=request.run_id)),
-            "stream": self.id, "start_seq": record.seq, "kind": clean(facts.get("kind", "call"))[:8],
-            "runtime": clean(facts.pop("runtime", ""))[:32], "operation": clean(facts.pop("operation", "")),
-            "status": "running",
-            "environment": self.documents.fingerprint(request.environment),
-            "switches": self.documents.fingerprint(request.switches),
-            "model": self.documents.fingerprint(request.model), "load": request.load, "batch_size": request.rows,
-            "seed": _seed(facts.get("seed.torch_initial")), "name": clean(facts.pop("name", "")) or None,
-            "parent_run": None if request.parent == bytes(16) else str(uuid.UUID(bytes=request.parent)),
-        }  # fmt: skip
-        self.next_run += 1
-        for key, value in facts.pop("tags", {}).items():
-            self.rows.tags.append((run["id"], clean(key)[:200], clean(value)))
-        run["call_facts"] = clean(orjson.dumps(facts).decode())
-        commitments = self._payloads(run, request.payloads, record.seed)
-        leaf = leaves.of_start(self.stream.stream_id, record, commitments)
-        run["leaf"] = digests.leaf_hash(leaf)
-        self.rows.runs[record.seq] = run
-        for row in range(request.rows):
-            mine = [item for item in request.payloads if item.row == row]
-            self.rows.sequences[run["id"], row, 0] = {
-                "run": run["id"], "started_at": run["started_at"], "prompt_index": row, "return_index": 0,
-                "input_key": self._key(mine, INPUT_ROLES, "input"), "input_preview": _preview(mine, IN_TEXT),
-            }  # fmt: skip
-        return leaf
-
-    def _end(self, record: End) -> bytes:
-        output = record.output
-        run = self._opened(output.start_seq)
-        if run is None:
-            self.event("alarm", record.seq, {"why": "the end of a call that never began", "start": output.start_seq})
-            run = {"id": 0, "started_at": output.wall_ns, "leaf": bytes(32), "call_facts": "{}"}
-        facts = orjson.loads(output.facts)
-        commitments = self._payloads(run, output.payloads, record.seed) if run["id"] else [
-            leaves.commit(item, record.seed)[1] for item in output.payloads
-        ]  # fmt: skip
-        leaf = leaves.of_end(self.stream.stream_id, record, bytes(run["leaf"]), commitments)
-        run |= {
-            "end_seq": record.seq, "status": STATUSES[output.status], "ended_at": output.wall_ns,
-            "duration_ns": output.duration_ns, "settings": self.documents.fingerprint(output.settings),
-            # A binding may have come first: what is bound stays bound.
-            "weights": self.documents.weights(output.weights) or run.get("weights"),
-            "error": clean(facts.pop("error", "")) or None,
-            "random_state": rolling.drawn_from(facts, (self.id, output.start_seq)),
-            "leaf": digests.leaf_hash(leaf),
-        }  # fmt: skip
-        rolling.late(self.documents, run, facts)
-        run["call_facts"] = clean(orjson.dumps({**orjson.loads(run["call_facts"]), **facts}).decode())
-        if run["id"]:
-            self._sequences(run, record)
-        return leaf
-
-    def _opened(self, start_seq: int) -> dict[str, Any] | None:
-        """Return the run that a start opened: in this batch, or committed before."""
-        if start_seq in self.rows.runs:
-            return self.rows.runs[start_seq]
-        if start_seq not in self.rows.old_runs:
-            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status", "weights", "weight_files",
-                     "weights_note")  # fmt: skip
-            found = self.bulk.run(
-                f"select {','.join(names)} from runs where stream=? and start_seq=?", (self.id, start_seq)
-            )
-            if not found:
-                return None
-            self.rows.old_runs[start_seq] = dict(zip(names, found[0], strict=True))
-        return self.rows.old_runs[start_seq]
-
-    def _sequences(self, run: dict[str, Any], record: End) -> None:
-        inputs = self._input_keys(run)
-        for item in record.output.sequences:
-            mine = [p for p in record.output.payloads if p.row == item.row and p.ret == item.ret]
-            margin = None if item.margin != item.margin else item.margin  # NaN
-            place = (run["id"], item.row, item.ret)
-            old = (item.row, item.ret) in inputs and place not in self.rows.sequences
-            table = self.rows.old_sequences if old else self.rows.sequences
-            first = inputs.get((item.row, 0), (None, None))
-            row = table.setdefault(
-                place,
-                {"run": run["id"], "started_at": run["started_at"], "prompt_index": item.row, "return_index": item.ret,
-                 "input_key": first[0], "input_preview": first[1]},
-            )  # fmt: skip
-            row |= {
-                "output_key": self._key(mine, OUTPUT_ROLES, "output"), "input_tokens": item.n_input,
-                "output_tokens": item.n_output, "padding_tokens": item.padding,
-                "finish": rolling.FINISH[item.finish], "min_margin": margin,
-                "min_margin_at": None if margin is None else item.margin_at,
-                "output_preview": _preview(mine, OUT_TEXT),
-            }  # fmt: skip
-            rolling.count(self.bulk, self.documents, run, row)
-
-    def _input_keys(self, run: dict[str, Any]) -> dict[tuple[int, int], tuple[Any, Any]]:
-        here = {
-            (row, ret): (item["input_key"], item["input_preview"])
-            for (owner, row, ret), item in self.rows.sequences.items()
-            if owner == run["id"]
-        }
-        if here:
-            return here
-        found = self.bulk.run(
-            "select prompt_index, return_index, input_key, input_preview from sequences where run=?", (run["id"],)
-        )
-        return {(row, ret): (key, preview) for row, ret, key, preview in found}
-
-    def _note(self, record: Noted) -> bytes:
-        if record.kind == "weights":
-            self.documents.add_weights(record)
-        elif record.kind == "binding":
-            write(self.bulk, self.rows)  # the runs it speaks of must be rows by now
-            rolling.bind(self.bulk, self.documents, self.id, orjson.loads(record.document))
-        elif record.kind in ("gap", "erased", "clock_step"):
-            self.event(record.kind, record.seq, orjson.loads(record.document))
-        else:
-            self.documents.add_fingerprint(record)
-        return leaves.of_note(self.stream.stream_id, record)
-
-    # -- payloads ---------------------------------------------------------------------------------
-
-    def _payloads(self, run: dict[str, Any], payloads: Sequence[Payload], seed: bytes) -> list[bytes]:
-        """Make the references and bodies of some payloads, and return their commitments."""
-        month = _month(run["started_at"])
-        commitments = []
-        for item in payloads:
-            salt, commitment = leaves.commit(item, seed)
-            commitments.append(commitment)
-            body = None
-            if not item.encoding & SEALED:
-                body = self.bodies.number(digests.body_key(self.key, item.data), month, item)
-            self.rows.refs.append(
-                (run["id"], run["started_at"], item.role, item.row, item.ret, item.part, item.encoding,
-                 leaves.size(item), commitment, salt, body)
-            )  # fmt: skip
-        return commitments
-
-    def _key(self, payloads: Sequence[Payload], roles: set[int], kind: str) -> bytes | None:
-        """Return the equality key of a sequence's input or output: over the keys of its parts, in order."""
-        parts = sorted((p.role, p.part, self._part(p)) for p in payloads if p.role in roles)
-        return digests.equality(self.key, kind, tuple(part for _, _, part in parts)) if parts else None
-
-    def _part(self, payload: Payload) -> bytes:
-        if payload.encoding & SEALED:
-            return payload.data[32:64]
-        return digests.equality(self.key, str(payload.encoding), (payload.data,))
-
-
-def _preview(payloads: Sequence[Payload], roles: tuple[int, ...]) -> str | None:
-    for item in payloads:
-        if item.role in roles and not item.encoding & SEALED:
-            return clean(item.data[: 4 * PREVIEW].decode("utf-8", "replace")[:PREVIEW])
-    return None
-
-
-def _seed(value: object) -> int | None:
-    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None
-
-
-def _month(ns: int) -> int:
-    moment = datetime.fromtimestamp(ns / 1e9, UTC)
-    return moment.year * 12 + moment.month - 1
-
-
-def _seen(record: Record, fallback: int) -> int:
-    if isinstance(record, Start):
-        return record.request.wall_ns
-    return record.output.wall_ns if isinstance(record, End) else fallback
-
-
 def frame_digest(kind: int, payload: bytes) -> bytes:
     """Return the digest under which a frame counts as ingested: 16 bytes over kind and payload."""
-    return hashlib.sha256(kind.to_bytes(2, "little") + payload).digest()[:16]
+    state = hashlib.sha256(kind.to_bytes(2, "little"))
+    state.update(payload)
+    return state.digest()[:16]

@@ -80,10 +80,12 @@ def of_note(stream: bytes, record: Noted) -> bytes:
 
 
 def _entries(payloads: Sequence[Payload], commitments: Sequence[bytes]) -> bytes:
-    return b"".join(
-        ENTRY.pack(p.role, p.encoding & ~SEALED, p.part, p.row, p.ret, size(p), value)
-        for p, value in zip(payloads, commitments, strict=True)
-    )
+    pieces = []
+    for p, value in zip(payloads, commitments, strict=True):
+        role, encoding, data, row, ret, part = p
+        length = size(p) if encoding & SEALED else len(data)
+        pieces.append(ENTRY.pack(role, encoding & ~SEALED, part, row, ret, length, value))
+    return b"".join(pieces)
 
 
 # -- reading back -----------------------------------------------------------------------------------

@@ -57,13 +57,19 @@ def find(engine: Engine, reference: str) -> str:
         if not re.fullmatch(r"[0-9a-fA-F-]{4,36}", reference):
             raise RunNotFound(reference, [])
         prefix = reference.lower()
-        server = engine.dialect.name == "postgresql"  # a person's collation sorts digits and hyphens otherwise
-        column = runs.c.run_id.collate("C") if server else runs.c.run_id
-        query = select(runs.c.run_id).where(column >= prefix, column < prefix + "g").order_by(column).limit(4)
+        begins = _begins(runs.c.run_id, prefix, engine)
+        query = select(runs.c.run_id).where(begins).order_by(runs.c.run_id).limit(4)
         found = [str(row[0]) for row in connection.execute(query)]
     if len(found) != 1:
         raise RunNotFound(reference, found)
     return found[0]
+
+
+def _begins(column: Any, prefix: str, engine: Engine) -> Any:
+    """Ask for what begins with hexadecimal digits and hyphens, in the form for which the database has its index."""
+    if engine.dialect.name == "postgresql":  # whose order of text may be that of a language: no prefix is a range
+        return column.like(prefix + "%")
+    return (column >= prefix) & (column < prefix + "g")
 
 
 def _tagged(connection: Connection, reference: str) -> str:

@@ -1,10 +1,11 @@
 """What rolls at write time: equal inputs and their outputs, and the binding of weights to the calls that ran on them.
 
 The question "which equal inputs gave more than one output" takes seconds over a million runs; kept rolling it
-is a look-up. A group is equal input, equal settings (by value, whoever set them), equal random state if
-sampled, equal tensors, and one place among the answers to a prompt: the second of three that one call returns is
-compared with the second of another call, never with its own neighbours. A draw has its row in the batch too, since
-each row draws other numbers. Where one of these is unknown there is no group: unknown is never equal.
+is a look-up, and a batch writes its groups once. A group is equal input, equal settings (by value, whoever set
+them), equal random state if sampled, equal tensors, and one place among the answers to a prompt: the second of
+three that one call returns is compared with the second of another call, never with its own neighbours. A draw has
+its row in the batch too, since each row draws other numbers. Where one of these is unknown there is no group:
+unknown is never equal.
 """
 
 import hashlib
@@ -19,33 +20,65 @@ FINISH = dict(enumerate(FINISHES))
 COUNTED = ("input_key", "output_key", "prompt_index", "return_index")
 
 _INPUTS = """insert into equal_inputs(grp, input_key, settings, random_state, weights, runs, outputs, first_run,
-    last_run, first_at, last_at) values(?,?,?,?,?,1,0,?,?,?,?)
-    on conflict(grp) do update set runs = equal_inputs.runs + 1, last_run = excluded.last_run,
-    last_at = excluded.last_at"""
-_OUTPUTS = """insert into equal_outputs(grp, output_key, runs, first_run, last_run) values(?,?,1,?,?)
-    on conflict(grp, output_key) do update set runs = equal_outputs.runs + 1, last_run = excluded.last_run"""
-_RECOUNT = """update equal_inputs set outputs =
-    (select count(*) from equal_outputs o where o.grp = equal_inputs.grp) where grp = ?"""
+    last_run, first_at, last_at) values(?,?,?,?,?,?,?,?,?,?,?)
+    on conflict(grp) do update set runs = equal_inputs.runs + excluded.runs, outputs = excluded.outputs,
+    last_run = excluded.last_run, last_at = excluded.last_at"""
+_OUTPUTS = """insert into equal_outputs(grp, output_key, runs, first_run, last_run) values(?,?,?,?,?)
+    on conflict(grp, output_key) do update
+    set runs = equal_outputs.runs + excluded.runs, last_run = excluded.last_run"""
+Span = list[int]  # runs, the first and the last of them
 
 
-def count(bulk: Bulk, documents: Documents, run: dict[str, Any], sequence: dict[str, Any]) -> None:
-    """Count one finished sequence, if everything that must be equal is known."""
-    settings, weights = run.get("settings"), run.get("weights")
-    if not (settings and weights and sequence.get("input_key") and sequence.get("output_key")) or run["status"] != "ok":
-        return
-    values = documents.values.get(settings)
-    if values is None:
-        values = str(bulk.run("select value_digest from fingerprints where id=?", (settings,))[0][0])
-        documents.values[settings] = values
-    state = run.get("random_state") or ""
-    parts = [bytes(sequence["input_key"]), values.encode(), state.encode(), str(weights).encode()]
-    place = (sequence["return_index"], sequence["prompt_index"] if state else 0)
-    parts += [str(place).encode()] if any(place) else []
-    group = hashlib.sha256(b"provenance/group/v1" + b"\0".join(parts)).digest()
-    number, at = run["id"], run["started_at"]
-    bulk.run(_INPUTS, (group, sequence["input_key"], values, state, weights, number, number, at, at))
-    bulk.run(_OUTPUTS, (group, sequence["output_key"], number, number))
-    bulk.run(_RECOUNT, (group,))
+class Groups:
+    """The groups that a batch touches: counted here, written with one statement a table."""
+
+    def __init__(self, bulk: Bulk, documents: Documents) -> None:
+        self.bulk, self.documents = bulk, documents
+        self.inputs: dict[bytes, tuple[list[Any], Span, Span]] = {}  # what is equal; runs; their times
+        self.outputs: dict[bytes, dict[bytes, Span]] = {}
+
+    def count(self, run: dict[str, Any], sequence: dict[str, Any]) -> None:
+        """Count one finished sequence, if everything that must be equal is known."""
+        settings, weights = run.get("settings"), run.get("weights")
+        input_key, output_key = sequence.get("input_key"), sequence.get("output_key")
+        if not (settings and weights and input_key and output_key) or run["status"] != "ok":
+            return
+        values, state = self._values(settings), run.get("random_state") or ""
+        parts = [bytes(input_key), values.encode(), state.encode(), str(weights).encode()]
+        place = (sequence["return_index"], sequence["prompt_index"] if state else 0)
+        parts += [str(place).encode()] if any(place) else []
+        group = hashlib.sha256(b"provenance/group/v1" + b"\0".join(parts)).digest()
+        number, at = run["id"], run["started_at"]
+        if group in self.inputs:
+            _, runs, times = self.inputs[group]
+            runs[0], runs[2], times[1] = runs[0] + 1, number, at
+        else:
+            self.inputs[group] = [input_key, values, state, weights], [1, number, number], [at, at]
+        span = self.outputs.setdefault(group, {}).setdefault(bytes(output_key), [0, number, number])
+        span[0], span[2] = span[0] + 1, number
+
+    def _values(self, settings: int) -> str:
+        values = self.documents.values.get(settings)
+        if values is None:
+            values = str(self.bulk.run("select value_digest from fingerprints where id=?", (settings,))[0][0])
+            self.documents.values[settings] = values
+        return values
+
+    def write(self) -> None:
+        """Add the counts to those of the store."""
+        there: dict[bytes, set[bytes]] = {group: set(outputs) for group, outputs in self.outputs.items()}
+        for group, output in self.bulk.among("select grp, output_key from equal_outputs where grp", list(there)):
+            there[bytes(group)].add(bytes(output))
+        self.bulk.many(
+            _INPUTS,
+            [(group, *equal, runs[0], len(there[group]), runs[1], runs[2], *times)
+             for group, (equal, runs, times) in self.inputs.items()],
+        )  # fmt: skip
+        self.bulk.many(
+            _OUTPUTS, [(group, key, *span) for group, outputs in self.outputs.items() for key, span in outputs.items()]
+        )
+        self.inputs.clear()
+        self.outputs.clear()
 
 
 def drawn_from(facts: dict[str, Any], call: tuple[int, int]) -> str | None:
@@ -68,8 +101,9 @@ def late(documents: Documents, run: dict[str, Any], facts: dict[str, Any]) -> No
         run["weights_note"] = clean(f"unknown: {reason}")
 
 
-def bind(bulk: Bulk, documents: Documents, stream: int, binding: dict[str, Any]) -> None:
+def bind(groups: Groups, stream: int, binding: dict[str, Any]) -> None:
     """Bind the calls of one load to the weights they ran on, or to the reason why those are not known."""
+    bulk, documents = groups.bulk, groups.documents
     where = "stream=? and load=? and start_seq between ? and ?"
     calls = (stream, binding["load"], binding["from"], binding["to"])
     if binding.get("reason"):
@@ -89,4 +123,4 @@ def bind(bulk: Bulk, documents: Documents, stream: int, binding: dict[str, Any])
                "weights": number}  # fmt: skip
         query = f"select {','.join(COUNTED)} from sequences where run=?"
         for row in bulk.run(query, (run_id,)):
-            count(bulk, documents, run, dict(zip(COUNTED, row, strict=True)))
+            groups.count(run, dict(zip(COUNTED, row, strict=True)))

@@ -4,22 +4,25 @@ A run whose start and end come in the same batch is inserted once, whole; one wh
 is updated.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from sqlalchemy import BigInteger, Double, Integer, LargeBinary, SmallInteger, Table
 
-from provenance.facts import Field, Fingerprint, Noted, Payload, State, WeightsManifest
+from provenance.facts import Field, Fingerprint, Noted, State, WeightsManifest
 from provenance.integrity.canonical import named, plain, raw
-from provenance.store import codec, tables
+from provenance.store import tables
 
 NOTHING = bytes(32)
 NAME_CHARS = 200
 WRITERS = 0x70726F76  # the advisory lock of a PostgreSQL database that its writers share
-RUN_COLUMNS = tuple(column.name for column in tables.runs.columns)
-SEQUENCE_COLUMNS = tuple(column.name for column in tables.sequences.columns)
+# Rows of runs and sequences are filled in here, and written as they lie: in the order of the table's columns.
+EMPTY_RUN: dict[str, Any] = dict.fromkeys(column.name for column in tables.runs.columns)
+EMPTY_SEQUENCE: dict[str, Any] = dict.fromkeys(column.name for column in tables.sequences.columns)
+CHUNK = 400  # values in one question
+BODY = [column.name for column in tables.payload_refs.columns].index("body")
 # What an end adds to a run, and to a sequence, whose start was committed before.
 RUN_UPDATE = ("end_seq", "status", "ended_at", "duration_ns", "settings", "weights", "weight_files",
               "weights_note", "random_state", "error",
@@ -37,8 +40,8 @@ class Rows:
     sequences: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # run, row, return
     old_sequences: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)
     tags: list[tuple[Any, ...]] = field(default_factory=list)
-    refs: list[tuple[Any, ...]] = field(default_factory=list)
-    bodies: list[tuple[Any, ...]] = field(default_factory=list)
+    refs: list[list[Any]] = field(default_factory=list)  # each with the key of its body, until that has its number
+    inputs: dict[int, dict[tuple[int, int], tuple[Any, Any]]] = field(default_factory=dict)  # of the runs above
     ingested: list[tuple[Any, ...]] = field(default_factory=list)
     entries: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -96,6 +99,15 @@ class Bulk:
         self.cursor.execute(sql.replace("?", self.mark), tuple(values))
         return list(self.cursor.fetchall()) if self.cursor.description else []
 
+    def among(self, sql: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """Run a statement that ends in a column's name for those rows whose column is one of some values."""
+        for place in range(0, len(values), CHUNK):
+            part = values[place : place + CHUNK]
+            if self.mark == "%s":
+                yield from self.run(f"{sql} = any(?)", (list(part),))
+            else:
+                yield from self.run(f"{sql} in ({','.join('?' * len(part))})", part)
+
     def many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         """Run one statement written with ``?`` for each row."""
         if rows:
@@ -103,53 +115,26 @@ class Bulk:
 
 
 def write(bulk: Bulk, rows: Rows) -> None:
-    """Write a batch and empty it."""
-    bulk.insert(tables.runs, [[row.get(name) for name in RUN_COLUMNS] for row in rows.runs.values()])
+    """Write a batch and empty it. References must have the numbers of their bodies by now."""
+    bulk.insert(tables.runs, [list(row.values()) for row in rows.runs.values()])
     bulk.update(
         "runs", RUN_UPDATE, ("id", "started_at"),
         [[*(row.get(name) for name in RUN_UPDATE), row["id"], row["started_at"]] for row in rows.old_runs.values()],
     )  # fmt: skip
-    bulk.insert(tables.sequences, [[row.get(name) for name in SEQUENCE_COLUMNS] for row in rows.sequences.values()])
+    bulk.insert(tables.sequences, [list(row.values()) for row in rows.sequences.values()])
     keys = ("run", "started_at", "prompt_index", "return_index")
     bulk.update(
         "sequences", SEQUENCE_UPDATE, keys,
         [[row.get(name) for name in (*SEQUENCE_UPDATE, *keys)] for row in rows.old_sequences.values()],
     )  # fmt: skip
     bulk.insert(tables.run_tags, rows.tags, ignore=True)
-    bulk.insert(tables.payloads, rows.bodies)
     bulk.insert(tables.payload_refs, rows.refs)
     bulk.insert(tables.ingested, rows.ingested)
     bulk.insert(tables.log_entries, rows.entries)
-    for part in (rows.runs, rows.old_runs, rows.sequences, rows.old_sequences):
+    for part in (rows.runs, rows.old_runs, rows.sequences, rows.old_sequences, rows.inputs):
         part.clear()
-    for group in (rows.tags, rows.refs, rows.bodies, rows.ingested, rows.entries):
+    for group in (rows.tags, rows.refs, rows.ingested, rows.entries):
         group.clear()
-
-
-class Bodies:
-    """Bodies of payloads, stored once a month however many runs refer to them."""
-
-    def __init__(self, bulk: Bulk, rows: Rows) -> None:
-        self.bulk, self.rows = bulk, rows
-        self._next = 0
-        self._numbers: dict[tuple[bytes, int], int] = {}
-
-    def number(self, key: bytes, month: int, payload: Payload) -> int:
-        """Return the number of a body, storing it at first sight."""
-        found = self._numbers.get((key, month))
-        if found is None:
-            rows = self.bulk.run("select id from payloads where key=? and month=?", (key, month))
-            found = rows[0][0] if rows else self._store(key, month, payload)
-            self._numbers[key, month] = found
-        return found
-
-    def _store(self, key: bytes, month: int, payload: Payload) -> int:
-        if not self._next:
-            self._next = int(self.bulk.run("select coalesce(max(id), 0) + 1 from payloads")[0][0])
-        number, self._next = self._next, self._next + 1
-        codec_number, data = codec.pack(payload.data, payload.encoding)
-        self.rows.bodies.append((number, month, key, codec_number, len(payload.data), data))
-        return number
 
 
 # -- documents that are stored once and referred to by number ----------------------------------------
@@ -238,6 +223,8 @@ class Documents:
 
 def clean(text: str) -> str:
     """Make text fit for both databases: PostgreSQL takes no NUL, neither takes lone surrogates."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.replace("\0", "\u2400").encode("utf-8", "replace").decode()
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata = MetaData()
@@ -123,10 +124,10 @@ runs = Table(
     Column("error", Text),
     Column("call_facts", Text, nullable=False),
     Column("leaf", LargeBinary(32)),
-    Index("runs_run_id", "run_id"),
+    Index("runs_run_id", "run_id", postgresql_ops={"run_id": "varchar_pattern_ops"}),
     Index("runs_stream", "stream", "start_seq"),
     Index("runs_started_at", "started_at"),
-    Index("runs_name", "name"),
+    Index("runs_name", "name", sqlite_where=text("name is not null"), postgresql_where=text("name is not null")),
 )  # fmt: skip
 
 run_tags = Table(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import provenance
+from provenance.store import database
 from tests.conftest import Command
 
 
@@ -90,15 +91,15 @@ def test_long_answers_are_cut_and_say_so(recorded: Path, command: Command) -> No
 
 def test_the_schema_can_be_made_and_asked_for(db: Path, command: Command) -> None:
     made = command("db", "upgrade")
-    assert "schema none -> 0001" in made.stdout
+    assert f"schema none -> {database.HEAD}" in made.stdout
     assert json.loads(command("db", "current", "--json").stdout) == {
         "database": str(db),
-        "schema": "0001",
-        "wanted": "0001",
+        "schema": database.HEAD,
+        "wanted": database.HEAD,
     }
     assert oct(db.stat().st_mode & 0o777) == "0o600"
     again = command("db", "upgrade")
-    assert "schema 0001 -> 0001" in again.stdout
+    assert f"schema {database.HEAD} -> {database.HEAD}" in again.stdout
 
 
 def test_the_writer_in_the_foreground_drains_and_stops_on_a_signal(recorded: Path) -> None:

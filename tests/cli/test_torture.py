@@ -70,9 +70,9 @@ from provenance.journal.recovery import Scan
 Scan._search = lambda self, data, place: None
 """
 LOSES_ROWS = """
-from provenance.store import ingest
-real = ingest.Batch.is_new
-ingest.Batch.is_new = lambda self, item: real(self, item) and item.record.seq % 97 != 5
+from provenance.store import batch
+real = batch.Batch.is_new
+batch.Batch.is_new = lambda self, item: real(self, item) and item.record.seq % 97 != 5
 """
 
 

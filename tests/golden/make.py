@@ -23,6 +23,7 @@ from provenance.integrity.canonical import canonical, digest, plain, raw
 from provenance.integrity.values import encode
 from provenance.journal import frame, records
 from provenance.journal.recovery import open_segment
+from provenance.store import database
 from tests.fakes.records import (
     KEY,
     NOTHING,
@@ -63,9 +64,9 @@ PRINTS = {scope: Fingerprint.of(scope, FIELDS) for scope in ("environment", "swi
 
 
 def write(name: str, data: bytes) -> None:
-    """Write a file that is not there yet."""
-    with (HERE / name).open("xb") as file:
-        file.write(data)
+    """Write a file that is not there yet; one that is there stays for ever."""
+    if not (HERE / name).exists():
+        (HERE / name).write_bytes(data)
 
 
 def field_forms() -> list[list[Any]]:
@@ -194,7 +195,7 @@ def main() -> None:
         connection.execute("pragma page_size = 1024")
         connection.execute("vacuum")
         connection.close()
-        write("store-0001.db", small.read_bytes())
+        write(f"store-{database.HEAD}.db", small.read_bytes())
 
 
 if __name__ == "__main__":

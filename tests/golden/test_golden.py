@@ -13,11 +13,13 @@ from typing import Any
 import orjson
 import pytest
 
+from provenance import writer
+from provenance.errors import SchemaMismatch
 from provenance.facts import Field, Fingerprint, WeightsManifest
 from provenance.integrity import buffers, digests
 from provenance.integrity.canonical import canonical, digest, plain
 from provenance.integrity.values import decode, encode
-from provenance.journal import frame, records
+from provenance.journal import frame, records, spool
 from provenance.journal.recovery import open_segment
 from provenance.settings import Places
 from provenance.store import database, export, leaves, queries
@@ -33,6 +35,7 @@ SHA256: dict[str, str] = {
     "journal-v1.json": "5b1077b34534f199e8c95635edab6a6ce6842d54572941d785044e142aa6cbfd",
     "journal-v1.seg": "c43a822b6d4d129b07ce971ba39161b3c8a29950c43e3c7be23feec0a5813cc5",
     "store-0001.db": "c94c21a0bc183700f58c9b15e26bb6682af34e2c3f0bfe87a3234ac2990749ef",
+    "store-0002.db": "d1feb40e08ee91758f9a1cc54061797ba26642ee66a04a08695913d37e750816",
 }
 
 
@@ -203,6 +206,36 @@ def test_a_store_of_an_earlier_schema_opens_reads_and_goes_on(path: Path, tmp_pa
     drained(spots)
     assert rows(spots, "select count(*) from runs") == [(5,)]
     assert rows(spots, "pragma integrity_check") == [("ok",)]
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("store-*.db"))[:-1], ids=lambda path: path.stem)
+def test_a_store_of_an_earlier_schema_is_not_written_to_until_it_is_upgraded(path: Path, tmp_path: Path) -> None:
+    spots = places(tmp_path / "store", KEY)
+    assert spots.database is not None
+    shutil.copy(path, spots.database)
+    calls = Calls(spots.spool)
+    calls.prints()
+    calls.call(5)
+    calls.close()
+    waiting = [item.read_bytes() for item in spool.segments(spots.spool)]
+    with pytest.raises(SchemaMismatch, match=r"has the older schema \d{4}. Run: provenance db upgrade"):
+        writer.drain(spots, 10)
+    assert [item.read_bytes() for item in spool.segments(spots.spool)] == waiting != []
+    assert rows(spots, "select count(*) from runs") == [(4,)]
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("store-*.db")), ids=lambda path: path.stem)
+def test_an_upgraded_store_has_the_tables_and_indexes_of_a_fresh_one(path: Path, tmp_path: Path) -> None:
+    made = []
+    for name in ("fresh", "old"):
+        spots = places(tmp_path / name, KEY)
+        assert spots.database is not None
+        if name == "old":
+            shutil.copy(path, spots.database)
+        database.upgrade(database.writing(spots.url, spots.database))
+        found = rows(spots, "select type, name, sql from sqlite_master where sql is not null order by type, name")
+        made.append([(kind, name, " ".join(sql.split())) for kind, name, sql in found])
+    assert made[0] == made[1]
 
 
 def test_there_is_a_store_of_every_schema() -> None:

@@ -70,6 +70,13 @@ def test_a_swollen_body_is_refused_before_it_swells() -> None:
         unpack(ZSTD, bomb, 10)
 
 
+def test_one_compressor_packs_many_bodies_each_as_if_it_were_the_first() -> None:
+    tool = codec.compressor()
+    for body, encoding in [(b"the quick brown fox " * n, TEXT) for n in (200, 5, 77)] + [(IDS, BUFFER)]:
+        assert pack(body, encoding, tool) == pack(body, encoding)
+        assert unpack(*pack(body, encoding, tool), len(body)) == body
+
+
 def test_damaged_bytes_are_refused() -> None:
     number, stored = pack(TEXTS, TEXT)
     for damaged in (

@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +176,11 @@ def test_a_newer_schema_is_refused_by_both(fresh: Places, writer: bool, monkeypa
 def test_an_older_schema_is_refused_with_the_command_and_not_migrated(
     fresh: Places, writer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "HEAD", "0002")
-    monkeypatch.setattr(database, "REVISIONS", ("0001", "0002"))
-    refused(fresh, writer, SchemaMismatch, "has the older schema 0001. Run: provenance db upgrade")
-    assert rows(fresh, "select version_num from alembic_version") == [("0001",)]
+    now = database.HEAD
+    monkeypatch.setattr(database, "HEAD", "9999")
+    monkeypatch.setattr(database, "REVISIONS", (*database.REVISIONS, "9999"))
+    refused(fresh, writer, SchemaMismatch, f"has the older schema {now}. Run: provenance db upgrade")
+    assert rows(fresh, "select version_num from alembic_version") == [(now,)]
 
 
 @pytest.mark.parametrize("writer", [False, True])
@@ -251,6 +254,38 @@ def test_a_path_with_marks_of_a_uri_is_a_path(tmp_path: Path) -> None:
     opened(spots, writer=True)
     assert file.exists()
     opened(spots, writer=False)
+
+
+STRANGER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(connection.execute("select count(*) from store_info").fetchone()[0])
+connection.close()
+"""
+
+
+def test_a_reader_beside_the_writer_does_not_let_a_stranger_take_its_log_away(fresh: Places) -> None:
+    assert fresh.database is not None
+    engine = database.writing(fresh.url, fresh.database)
+    seen = []
+    with engine.connect() as connection:
+        for name in ("a", "b"):
+            with connection.begin():
+                connection.execute(text(f"insert into store_info values('{name}', '')"))
+            opened(fresh, writer=False).dispose()  # looks at the file, in the process that has it open
+            with pytest.raises(BadFile):
+                opened(Places("", Path(__file__), fresh.spool, fresh.key_file), writer=False)
+            command = [sys.executable, "-c", STRANGER, str(fresh.database)]
+            seen.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    engine.dispose()
+    assert seen == ["1\n", "2\n"]
+
+
+def test_a_file_that_nobody_has_open_any_more_is_looked_at_again(fresh: Places) -> None:
+    assert fresh.database is not None
+    opened(fresh, writer=True).dispose()
+    fresh.database.write_bytes(b"no database any more, in the same file")
+    refused(fresh, False, BadFile, "is not a database")
 
 
 def test_positions_say_how_far_each_stream_is_in(tmp_path: Path) -> None:

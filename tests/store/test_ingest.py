@@ -18,7 +18,8 @@ from provenance.journal import frame, records, spool
 from provenance.settings import Places
 from provenance.store import database, leaves, queries
 from provenance.store import rows as rows_of
-from provenance.store.ingest import Ingest, Item, frame_digest
+from provenance.store.batch import Item
+from provenance.store.ingest import Ingest, frame_digest
 from tests.conftest import Command
 from tests.fakes.records import (
     ENVIRONMENT,
@@ -121,7 +122,7 @@ CRASH = """
 import os, sys
 from pathlib import Path
 from provenance import writer
-from provenance.store import ingest
+from provenance.store import batch, ingest
 from tests.fakes.records import places
 point, left = sys.argv[2], int(sys.argv[3])
 def bomb():
@@ -138,8 +139,8 @@ def around(owner, name, before=False):
         return result
     setattr(owner, name, wrapped)
 writer.BATCH_RECORDS = 7
-{"begin": lambda: around(ingest.Ingest, "write", True), "batch": lambda: around(ingest.Batch, "add"),
- "commit": lambda: around(ingest.Batch, "finish"), "committed": lambda: around(ingest.Ingest, "write"),
+{"begin": lambda: around(ingest.Ingest, "write", True), "batch": lambda: around(batch.Batch, "add"),
+ "commit": lambda: around(batch.Batch, "finish"), "committed": lambda: around(ingest.Ingest, "write"),
  "unlink": lambda: around(Path, "unlink", True), "unlinked": lambda: around(Path, "unlink")}[point]()
 writer.drain(places(Path(sys.argv[1])), 60)
 """
@@ -595,7 +596,7 @@ def test_a_store_that_fails_takes_nothing_from_the_spool(spots: Places, monkeypa
         real(bulk, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr("provenance.store.ingest.write", full)
+        patch.setattr("provenance.store.batch.write", full)
         with pytest.raises(OSError, match="disk is full"):
             writer.drain(spots, 10)
     assert [path.read_bytes() for path in spool.segments(spots.spool)] == before
@@ -615,6 +616,20 @@ def test_a_record_of_a_later_version_is_a_gap_with_its_reason(spots: Places) -> 
     assert found == ["record 0 cannot be read: a note of kind 99, which this version does not know", "r"]
 
 
+def test_a_writer_with_nothing_to_do_lets_go_of_the_store_and_goes_on_when_there_is_work(spots: Places) -> None:
+    calls = Calls(spots.spool)
+    mover = writer.Drain(spots)
+    for n in range(3):
+        calls.call(n)
+        assert mover.pass_once() == 2
+        assert mover.pass_once() == 0
+        if spots.database is not None:  # a copy of the file is the whole store
+            assert list(spots.database.parent.glob("*.db-*")) == []
+    mover.close()
+    calls.close()
+    assert rows(drained(spots), "select count(*) from runs where status = 'ok'") == [(3,)]
+
+
 def test_items_are_new_only_once_within_a_batch(spots: Places) -> None:
     engine = database.writing(spots.url, spots.database)
     database.check(engine, "p.db", writer=True)
@@ -629,4 +644,5 @@ def test_items_are_new_only_once_within_a_batch(spots: Places) -> None:
     assert ingest.position(stream()) == (0, 900, 1)
     assert ingest.position(stream(2)) == (0, 0, -1)
     assert raw(ENVIRONMENT.digest) == ENVIRONMENT.raw
+    ingest.rest()
     engine.dispose()

@@ -218,6 +218,35 @@ def test_a_commit_whose_answer_never_came_is_neither_lost_nor_repeated(
 # -- the same store -----------------------------------------------------------------------------------
 
 
+def test_writers_of_two_hosts_at_once_store_each_body_once_and_leave_no_hole_in_the_log(
+    spots: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BATCH_RECORDS", 7)
+    hosts = [spots, Places(spots.url, None, tmp_path / "other.spool", spots.key_file)]
+    for host in hosts:
+        calls = Calls(host.spool)
+        calls.prints()
+        root = calls.weights()
+        for n in range(100):
+            prompt, answer = fake.text("prompt.text", f"prompt {n} " * 20), fake.ids("output.ids", [n])
+            calls.call(n, {"payloads": (prompt, fake.ids("prompt.ids", [n]))}, weights=root, payloads=(answer,))
+        calls.close()
+    drained(Places(spots.url, None, tmp_path / "nothing", spots.key_file))
+    together = [threading.Thread(target=writer.drain, args=(host, 120)) for host in hosts]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    assert [writer.waiting(host) for host in hosts] == [0, 0]
+    assert rows(spots, "select count(*), count(distinct run_id) from runs where status = 'ok'") == [(200, 100)]
+    assert rows(spots, "select count(*), count(distinct key) from payloads where size > 64") == [(100, 100)]
+    assert rows(spots, "select count(*), max(idx) + 1 from log_entries") == rows(
+        spots, "select count(*), count(*) from ingested"
+    )
+    assert rows(spots, "select runs, outputs, count(*) from equal_inputs group by runs, outputs") == [(2, 1, 100)]
+    assert rows(spots, "select * from events") == []
+
+
 def test_both_databases_hold_the_same_leaves_of_one_spool(spots: Places, tmp_path: Path) -> None:
     calls = life(spots, 30)
     root = calls.weights()
