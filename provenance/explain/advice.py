@@ -8,6 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
+from provenance.explain.rules import Pair
 
 NO_TOGGLE = ("", "-", "none")
 IDENTIFIER = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -88,6 +89,20 @@ def steps(cause: dict[str, Any], other: str) -> list[str]:
         f"`provenance diff {identifier(other)} last` says same, that was it."
     )
     return [f"To remove the cause, {setting}. It costs {cost}.", proof]
+
+
+def tie(pair: Pair, causes: list[dict[str, Any]]) -> list[str]:
+    """Say what a near tie means: neither output is wrong only where what moved the logits is known to be harmless."""
+    if not causes:
+        return ["The two best tokens were as good as tied, so that little was enough to turn the choice."]
+    said = "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong"
+    files = [run.fields.get("weights.files_root") for run in (pair.a, pair.b)]
+    known = all(item is not None and item.known for item in files) and files[0] == files[1]
+    if pair.weights_equal is None and not known:
+        said += ", if both ran on the same weights, which was not recorded"
+    shape = causes[0]["field"].startswith("batch.")
+    more = " To get one of them every time, run the prompt in the same batch shape and padding." if shape else ""
+    return [f"{said}.{more}"]
 
 
 def calm(run: str) -> list[str]:

@@ -27,6 +27,7 @@ UNDECIDED = 0.7  # a field of which it is not known whether it acts here
 ONE_SIDED, BOTH_SIDED = 1.0, 0.12
 DECISIVE = 0.2
 AS_GOOD = 0.6
+NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
 ASKED = "input.token_ids"
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
@@ -65,7 +66,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     for difference in differing:
         why = dismissal(difference, pair)
         declared = spec(difference.name)
-        fits = fit(kind, declared)
+        fits = NOISE if pair.noisy and nature(declared) == "random" else fit(kind, declared)
         if not why and fits < RULED_OUT:
             why = _ruled_out(kind, declared)
         if why:

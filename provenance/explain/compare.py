@@ -118,11 +118,13 @@ def _chosen(run: Run, place: Place) -> list[Sequence]:
 
 def _ambiguous(a: Run, b: Run, left: list[Sequence], right: list[Sequence]) -> AmbiguousRows:
     many, run = (right, b) if len(right) > len(left) else (left, a)
-    names = ", ".join(f"{s.row}.{s.ret}" if s.ret else str(s.row) for s in many[:6])
+    several = any(s.ret for s in many)
+    named = [f"{s.row}.{s.ret}" if several else str(s.row) for s in many]
+    names = ", ".join(named[:6])
     few = min(len(left), len(right))
     return AmbiguousRows(
         f"run {run.run_id[:13]} holds one prompt {len(many)} times (rows {names}) and the other {few} times; "
-        f"say which to compare, as in {run.run_id[:13]}:{many[0].row}."
+        f"say which to compare, as in {run.run_id[:13]}:{named[0]}."
     )
 
 
@@ -145,10 +147,10 @@ def _judge(
     ranking.causes = [item for item in ranking.causes if not declared(item["field"])]
     parts = evidence.ids_equal is False or evidence.text_equal is False
     if not parts:
+        told = evidence.ids_equal is not None or evidence.text_equal is not None
+        why = "the outputs are equal" if told else "it is not known whether the outputs differ"
         calm = ranking.causes + ranking.dismissed
-        ranking.dismissed = [
-            {"field": i["field"], "a": i["a"], "b": i["b"], "because": "the outputs are equal"} for i in calm
-        ]
+        ranking.dismissed = [{"field": i["field"], "a": i["a"], "b": i["b"], "because": why} for i in calm]
         ranking.causes = []
     verdict = _verdict(case, ranking, parts)
     explained = bool(ranking.causes) or not parts
@@ -171,6 +173,9 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
         equal: bool | None = one.input_ids == other.input_ids
     elif one.input_key and other.input_key and a.key_id == b.key_id:
         equal = one.input_key == other.input_key
+        empty = [conditions.value(run.fields, "input.empty") for run in (a, b)]
+        if not equal and True in empty and empty != [True, True]:
+            equal = None  # embeddings against ids: keys over two kinds of things
     else:
         equal = _texts(one, other)
         if equal and (one.input_ids is not None or other.input_ids is not None):
@@ -201,7 +206,7 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
     if case.evidence.near_tie and not (ranking.causes and _functional(ranking.causes[0])):
         return NEAR_TIE
-    if case.weights_equal is False and case.evidence.kind in ("large", "unknown"):
+    if case.weights_equal is False and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
         return NOT_COMPARABLE
     return DIVERGENT
 
@@ -256,14 +261,7 @@ def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> l
     """Say what to do next. Only what exists is named."""
     if not parts:
         return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
-    advice = []
-    if verdict == NEAR_TIE:
-        advice.append(
-            "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong. "
-            "To get one of them every time, run the prompt in the same batch shape and padding."
-            if ranking.causes and ranking.causes[0]["field"].startswith("batch.")
-            else "The two best tokens were as good as tied, and rounding turned the choice: neither output is wrong."
-        )
+    advice = advising.tie(case, ranking.causes) if verdict == NEAR_TIE else []
     if not ranking.causes:
         likely = [item["field"] for item in ranking.unknown if item["would_decide"]][:5]
         advice.append(

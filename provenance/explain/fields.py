@@ -42,6 +42,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "loaded.torch_cpu", "loaded.torch_cuda", "loaded.torch_python", "loaded.c10", "loaded.c10_cuda", "loaded.cudnn",
      "loaded.cublas", "loaded.cublaslt", "loaded.nccl", "loaded.cudnn.version", "loaded.nccl.version", "loaded.onednn",
      "loaded.openmp", "loaded.mkl"),
+    ("model.training", "model.dropout_active"),
     ("gpu.driver_version", "gpu.cuda_driver_api_version"),
     ("model.dtype", "logits.dtype"),
     ("weights.loaded_root", "weights.tensors_root", "weights.sha256"),

@@ -57,7 +57,7 @@ def nature(declared: Spec) -> str:
             return kind
     if name in ("env.PYTHONHASHSEED", "python.hash_randomization"):
         return "order"
-    if name in ("model.training", "model.dropout_probs", "adapters.dropout"):
+    if name in ("model.training", "model.dropout_probs", "model.dropout_active", "adapters.dropout"):
         return "dropout"
     if declared.effect == "random":
         return "random"

@@ -60,7 +60,8 @@ def settle(answer: dict[str, Any], fail_on: Collection[str] | None = None, allow
         cause["allowed"] = allow(cause["field"])
     codes = set()
     for pair in answer["pairs"]:
-        pair["allowed"] = len(pair["causes"]) == 1 and allow(pair["causes"][0])
+        told = pair["verdict"] != INCONCLUSIVE  # a cause that may not be the one excuses nothing
+        pair["allowed"] = told and len(pair["causes"]) == 1 and allow(pair["causes"][0])
         pair["exit"] = _code(pair, fail_on)
         codes.add(pair["exit"])
     return FAILED if FAILED in codes else UNTOLD if UNTOLD in codes else 0

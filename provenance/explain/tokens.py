@@ -168,12 +168,17 @@ def _change(a: Sequence, b: Sequence, at: int, prefix: bool) -> Change | None:
 
 
 def _moved(one: Step, other: Step) -> float | None:
-    there = dict(zip(other.top_ids, other.top_logits, strict=True))
-    moves = [
-        abs(x - there[i]) for i, x in zip(one.top_ids, one.top_logits, strict=True)
-        if i in there and math.isfinite(x) and math.isfinite(there[i])
-    ]  # fmt: skip
-    return max(moves) if moves else None
+    here, there = (dict(zip(step.top_ids, step.top_logits, strict=True)) for step in (one, other))
+    moves = [abs(x - there[i]) for i, x in here.items() if i in there and math.isfinite(x) and math.isfinite(there[i])]
+    if not moves:
+        return None
+    return max(*moves, _fell(here, there), _fell(there, here))
+
+
+def _fell(here: dict[int, float], there: dict[int, float]) -> float:
+    """Return by how much a token fell at least that stands among the best of one side alone: below the other's last."""
+    last = min(there.values())
+    return max((x - last for i, x in here.items() if i not in there and math.isfinite(x - last)), default=0.0)
 
 
 def _kind(change: Change) -> str:

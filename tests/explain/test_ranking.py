@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from provenance.catalogue.fields import spec, table
-from provenance.explain import causes, compare, conditions, natures, rules, tokens
+from provenance.errors import AmbiguousRows
+from provenance.explain import causes, compare, conditions, natures, reports, rules, tokens
 from provenance.explain.history import Counts, Evidence
 from provenance.facts import Field, Run, Sequence
 from tests.explain.test_compare import pair
@@ -293,3 +294,83 @@ def test_texts_tell_what_was_asked_where_there_were_never_ids() -> None:
     half = replace(b, sequences=(replace(b.sequences[0], input_ids=(1, 2)),))
     answer = compare.compare(a, half)
     assert (answer["inputs"]["equal"], answer["verdict"]) == (None, "inconclusive")
+
+
+# -- what a stranger found ----------------------------------------------------------------------------
+
+
+def test_a_token_that_left_the_best_moved_at_least_below_the_last_of_them() -> None:
+    def seen(ids: tuple[int, ...], logits: tuple[float, ...]) -> Any:
+        return replace(step(5, 99, 3.0), top_ids=ids, top_logits=logits)
+
+    steady, fallen = seen((1, 2, 3), (9.0, 4.0, 3.0)), seen((2, 3, 4), (4.0, 3.0, 2.0))
+    assert tokens._moved(steady, steady) == 0.0
+    assert tokens._moved(steady, fallen) == tokens._moved(fallen, steady) == 7.0
+    assert tokens._moved(steady, seen((7, 8), (1.0, 0.5))) is None
+
+
+def test_dropout_draws_from_the_stream_and_the_seed_is_a_cause() -> None:
+    drew = {"rng.consumed": True, "model.training": True, "model.dropout_active": ["Dropout.p=0.1 x2"]}
+    a, b = pair(
+        drew | {"rng.torch_cpu_state_sha256": "sha256:1"}, drew | {"rng.torch_cpu_state_sha256": "sha256:2"}, moved=9.0
+    )
+    answer = compare.compare(a, b)
+    assert _first(answer) == "rng.torch_cpu_state_sha256"
+    still = {**drew, "rng.consumed": False}
+    a, b = pair(
+        still | {"rng.torch_cpu_state_sha256": "sha256:1"},
+        still | {"rng.torch_cpu_state_sha256": "sha256:2"},
+        moved=9.0,
+    )
+    assert compare.compare(a, b)["causes"] == []
+
+
+def test_embeddings_and_ids_are_not_known_to_be_other_inputs() -> None:
+    a, b = pair({"input.empty": False}, {"input.empty": True})
+    b = replace(b, sequences=(replace(b.sequences[0], input_ids=None, input_key="ff", input_text=None),))
+    answer = compare.compare(a, b)
+    assert (answer["inputs"]["equal"], answer["verdict"]) == (None, "inconclusive")
+    assert "input.rendered_prompt_sha256" not in {cause["field"] for cause in answer["causes"]}
+
+
+def test_what_could_not_be_told_is_not_allowed_away() -> None:
+    a, b = pair({"generation.repetition_penalty": 1.0}, {"generation.repetition_penalty": 1.3}, moved=0.0)
+    answer = compare.compare(_lost(a), b)
+    assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty"]
+    assert reports.settle(answer, None, lambda _: True) == 3
+    assert reports.settle(compare.compare(a, b), None, lambda _: True) == 0
+
+
+def test_outputs_of_two_keys_are_not_called_equal() -> None:
+    a, b = pair({"batch.size": 1}, {"batch.size": 2})
+    blank: dict[str, Any] = {"output_ids": None, "output_text": None, "steps": (), "input_ids": None}
+    a = replace(a, sequences=(replace(a.sequences[0], **blank, output_key="1"),))
+    b = replace(b, key_id="other", sequences=(replace(b.sequences[0], **blank, output_key="2"),))
+    answer = compare.compare(a, b)
+    assert answer["verdict"] == "inconclusive"
+    assert {item["because"] for item in answer["dismissed"]} == {"it is not known whether the outputs differ"}
+
+
+def test_a_near_tie_is_harmless_only_where_it_is_known_what_moved_the_logits() -> None:
+    apart = ({"batch.size": 1}, {"batch.size": 2})
+    assert any("neither output is wrong. " in line for line in compare.compare(*pair(*apart))["advice"])
+    hidden = {
+        "weights.loaded_root": unknown("weights.loaded_root"),
+        "weights.files_root": unknown("weights.files_root"),
+    }
+    a, b = pair(*({**side, **hidden} for side in apart))
+    answer = compare.compare(a, b)
+    assert answer["verdict"] != "near_tie" or any(
+        "if both ran on the same weights" in line for line in answer["advice"]
+    )
+    nothing = compare.compare(*pair())
+    assert (nothing["verdict"], nothing["causes"]) == ("near_tie", [])
+    assert not any("neither output is wrong" in line for line in nothing["advice"])
+
+
+def test_one_of_several_answers_is_named_so_that_it_can_be_found() -> None:
+    one = run()
+    row = one.sequences[0]
+    three = replace(one, sequences=tuple(replace(row, ret=ret) for ret in range(3)))
+    with pytest.raises(AmbiguousRows, match=r"rows 0\.0, 0\.1, 0\.2.*:0\.0\.$"):
+        compare.compare(one, three)

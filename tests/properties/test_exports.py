@@ -34,7 +34,7 @@ def deep(levels: int) -> Any:
 DEEP = deep(100)
 
 PYTHON = re.compile(
-    r"[a-z]Error\b|object has|NoneType|<class|unhashable|subscriptable|not iterable|expected str|invalid literal"
+    r"[a-z]Error\b|object has|NoneType|<class|unhashable|subscriptable|not iterable|expected str|invalid literal for"
 )
 
 numbers = st.sampled_from([0, -1, 2**31, 2**53, 2**63, 2**64, -(2**70), 10**400, 1e308, -1e-308, 0.5, True])
