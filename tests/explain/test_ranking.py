@@ -374,3 +374,13 @@ def test_one_of_several_answers_is_named_so_that_it_can_be_found() -> None:
     three = replace(one, sequences=tuple(replace(row, ret=ret) for ret in range(3)))
     with pytest.raises(AmbiguousRows, match=r"rows 0\.0, 0\.1, 0\.2.*:0\.0\.$"):
         compare.compare(one, three)
+
+
+def test_a_cast_does_not_hide_another_model_where_the_logits_moved_further_than_a_cast_moves_them() -> None:
+    other = {"model.dtype": "float32", "weights.loaded_root": "p1:sha256:" + "2" * 64}
+    far = compare.compare(*pair({"model.dtype": "bfloat16"}, other, moved=9.0, margin=3.0))
+    assert {"model.dtype", "weights.loaded_root"} == {cause["field"] for cause in far["causes"]}
+    assert far["verdict"] == "not_comparable"
+    assert reports.settle(far, None, lambda name: name == "model.dtype") == 1
+    near = compare.compare(*pair({"model.dtype": "bfloat16"}, other))
+    assert [cause["field"] for cause in near["causes"]] == ["model.dtype"]
