@@ -49,6 +49,11 @@ class Field:
         return cls(name, None, State.UNKNOWN, reason)
 
     @classmethod
+    def secret(cls, name: str, source: str = "") -> "Field":
+        """Make a field whose value is not written because it looks like a credential."""
+        return cls(name, None, State.REDACTED, "the value looks like a credential", source)
+
+    @classmethod
     def unset(cls, name: str, source: str = "") -> "Field":
         """Make a field that exists and that nobody set."""
         return cls(name, None, State.UNSET, "", source)

@@ -39,7 +39,6 @@ CONTENT = frozenset({
 # There stands the name of a type or of an adapter, and no value.
 NAMED_ONLY = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate",
               "negative_prompt_ids", "synced_gpus", "streamer", "lora_request"}  # fmt: skip
-CREDENTIAL = "the value looks like a credential"
 NOT_KEPT = "content is not kept (capture=off)"
 
 
@@ -53,7 +52,7 @@ def _guarded(item: Field, mode: str, key: bytes) -> Field:
         return item
     value, name = item.value, item.name.rpartition(".")[2]
     if withheld(name, value) or (isinstance(value, (str, list, tuple, dict)) and holds(value)):
-        return Field(item.name, None, State.REDACTED, CREDENTIAL, item.source)
+        return Field.secret(item.name, item.source)
     if mode == FULL or not _content(item.name, name, value):
         return item
     if mode == OFF:

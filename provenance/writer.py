@@ -99,7 +99,7 @@ class Drain:
             if path in self.left_alone or time.monotonic() > until:
                 continue
             following = paths[place + 1] if place + 1 < len(paths) else None
-            newer = following is not None and _stream_of(following) == _stream_of(path)
+            newer = following is not None and spool.stream_of(following) == spool.stream_of(path)
             try:
                 moved += self._segment(path, sealed=newer, until=until)
             except BadSegment as error:
@@ -212,10 +212,6 @@ class Drain:
         """Close the store."""
         self.ingest.rest()
         self.ingest.engine.dispose()
-
-
-def _stream_of(path: Path) -> str:
-    return path.name.partition("-")[0]
 
 
 def _batches(scan: Scan, sealed: bool) -> Iterator[list[tuple[int, int, int, bytes]]]:

@@ -7,7 +7,7 @@ by the recorder.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, P
 from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
 from provenance.integrity.secrets import GONE, scrub, withheld
+from provenance.privacy import guarded
 from provenance.recorder import Harmless, Recorder
 
 NOTHING = bytes(32)
@@ -162,6 +163,10 @@ class Call:
         self.elapsed = -1
         self.ended = False
         self.labels = LABELS.get()
+
+    def settings(self, fields: Iterable[Field]) -> Fingerprint:
+        """Return settings as they may be written: without secrets, and without content where that is not kept."""
+        return Fingerprint.of("settings", guarded(fields, self.recorder.settings.capture, self.recorder.key))
 
     def begin(
         self, payloads: tuple[Payload, ...], facts: dict[str, Any], rows: int, model: Fingerprint | None, load: int

@@ -103,7 +103,7 @@ def _written(field: str, value: Any) -> Field:
         return Field.unset(field, "call")
     plain = shown(value)
     if holds(plain):
-        return Field(field, None, State.REDACTED, "the value looks like a credential", "call")
+        return Field.secret(field, "call")
     return Field(field, plain, State.VALUE, "", "call")
 
 

@@ -24,7 +24,6 @@ from provenance.fingerprint import engines
 from provenance.fingerprint.engines import shown
 from provenance.fingerprint.environment import entry_points
 from provenance.fingerprint.reading import read as read_field
-from provenance.privacy import guarded
 from provenance.recorder import Harmless, log
 
 METHODS = {
@@ -98,7 +97,7 @@ class State:
         call.mark()
         try:
             found = answers.read(self.asked, engine, result)
-            print_ = self._settings(engine)
+            print_ = self.call.settings(settings(self.asked, engine))
             facts = {**found.facts, **self._facts(), "sampled": sampled(print_)}
             call.finish(found.sequences, found.payloads, facts, call.recorder.fingerprint(print_))
         except Exception:
@@ -108,12 +107,8 @@ class State:
     def fail(self, engine: Any, error: BaseException) -> None:
         """Write the end of a call that raised or was dropped."""
         self.call.mark()
-        print_ = self._settings(engine)
+        print_ = self.call.settings(settings(self.asked, engine))
         self.call.fail(error, self._facts(), self.call.recorder.fingerprint(print_))
-
-    def _settings(self, engine: Any) -> Fingerprint:
-        found, kept = settings(self.asked, engine), self.call.recorder.settings.capture
-        return Fingerprint.of("settings", guarded(found, kept, self.asked.key))
 
     def _facts(self) -> dict[str, Any]:
         weights: dict[str, Field] = self.known.facts if self.known.load == self.load else {}

@@ -18,7 +18,6 @@ from provenance.capture import moment, replies, runtimes
 from provenance.capture.call import ACTIVE, Call
 from provenance.capture.functions import END, START, _awaited
 from provenance.facts import Fingerprint
-from provenance.privacy import guarded
 from provenance.recorder import Harmless
 
 RUNTIME = "openai"
@@ -78,23 +77,18 @@ class State:
         call.mark()
         try:
             found = replies.read(self.asked, document, head)
-            settings = self._settings()
+            settings = self.call.recorder.fingerprint(self.call.settings(self.asked.settings))
             call.finish(found.sequences, found.payloads, {**found.facts, "sampled": self.asked.sampled}, settings)
         except Exception:
             call.partial()
             raise
-
-    def _settings(self) -> bytes:
-        recorder = self.call.recorder
-        fields = guarded(self.asked.settings, recorder.settings.capture, recorder.key)
-        return recorder.fingerprint(Fingerprint.of("settings", fields))
 
     def fail(self, error: BaseException, document: dict[str, Any] | None = None, head: Any = None) -> None:
         """Write the end of a request that failed, or of a stream that broke off, with what had come by then."""
         self.call.mark()
         head = head or {"request_id": getattr(error, "request_id", None)}
         found = replies.read(self.asked, document, head)
-        settings = self._settings()
+        settings = self.call.recorder.fingerprint(self.call.settings(self.asked.settings))
         seen = (found.sequences, found.payloads) if document is not None else ((), ())
         self.call.fail(error, found.facts, settings, seen=seen)
 

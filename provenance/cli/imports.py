@@ -13,7 +13,6 @@ from provenance.cli.opened import Db, Json, where
 from provenance.errors import BadFile, BadSegment
 from provenance.journal import spool
 
-STREAM = 32  # digits of a stream's id, with which the name of its segments begins
 KEPT = (spool.SUFFIX, ".damaged")
 
 
@@ -35,16 +34,19 @@ def import_segments(
     try:
         following = [*paths[1:], Path()]
         taken = [
-            _take(mover, one, one.name[:STREAM] != two.name[:STREAM]) for one, two in zip(paths, following, strict=True)
+            _take(mover, one, spool.stream_of(one) != spool.stream_of(two))
+            for one, two in zip(paths, following, strict=True)
         ]
     finally:
         mover.close()
+    for item in taken:
+        _warn(item)
+    lines = [_line(item) for item in taken]
     if json:
-        render.emit([_line(item) for item in taken])
+        render.emit(lines)
     else:
         heads = ("segment", "host", "program", "records", "new", "damaged")
-        rows = [tuple(str(value) for value in list(_line(item).values())[:6]) for item in taken]
-        render.table(heads, rows)
+        render.table(heads, [tuple(str(line[head]) for head in heads) for line in lines])
     return 1 if any(item.damaged for item in taken) else 0
 
 
@@ -73,18 +75,22 @@ def _take(mover: writer.Drain, path: Path, last: bool) -> writer.Taken:
         raise BadFile(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def _line(item: writer.Taken) -> dict[str, Any]:
-    try:
-        about = orjson.loads(item.stream.about)
-    except orjson.JSONDecodeError:
-        about = {}
+def _warn(item: writer.Taken) -> None:
+    """Say what is not as it should be with a segment."""
     name = item.path.name
     if item.damaged:
         sys.stderr.write(f"provenance: {name} is damaged in {item.damaged} places; all other records are in.\n")
     if item.missing:
         sys.stderr.write(f"provenance: {item.missing} segments before {name} are not in the store; import them too.\n")
+
+
+def _line(item: writer.Taken) -> dict[str, Any]:
+    try:
+        about = orjson.loads(item.stream.about)
+    except orjson.JSONDecodeError:
+        about = {}
     return {
-        "segment": name, "host": about.get("host", ""), "program": about.get("program", ""),
+        "segment": item.path.name, "host": about.get("host", ""), "program": about.get("program", ""),
         "records": item.seen, "new": item.new, "damaged": item.damaged, "stream": item.stream.stream_id.hex(),
         "index": item.number,
     }  # fmt: skip

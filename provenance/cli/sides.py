@@ -14,8 +14,7 @@ from provenance.determinism.lock import read as read_lock
 from provenance.errors import BadFile
 from provenance.facts import Field, Fingerprint
 from provenance.fingerprint.environment import Environment
-from provenance.fingerprint.reading import REASON_CHARS
-from provenance.integrity.secrets import scrub
+from provenance.fingerprint.reading import reason
 
 SCOPES = ("environment", "switches")
 
@@ -43,8 +42,7 @@ def _load_torch() -> str:
         if importlib.util.find_spec("torch") is not None:
             importlib.import_module("torch")
     except Exception as error:  # anything runs in an import: a bad variable, a library that is missing
-        text = " ".join(f"torch cannot be imported: {type(error).__name__}: {error}".split())
-        return scrub(text.encode("utf-8", "backslashreplace")).decode("utf-8", "replace")[:REASON_CHARS]
+        return reason(" ".join(f"torch cannot be imported: {type(error).__name__}: {error}".split()))
     return ""
 
 

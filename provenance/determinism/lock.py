@@ -284,11 +284,6 @@ def _as_written(path: Path, form: Mapping[str, Any]) -> None:
         )
 
 
-def check(lock: Lock, now: Mapping[str, Field], allow: Iterable[str] = (), vary: Iterable[str] = ()) -> Comparison:
-    """Compare a lock with the fields of now, read in the way that it was written in."""
-    return diff(lock, Lock(now, ran=lock.ran), allow, vary)
-
-
 def diff(one: Lock, other: Lock, allow: Iterable[str] = (), vary: Iterable[str] = ()) -> Comparison:
     """Compare two sides. A side that ran no model is asked what it would be under the model of the other.
 

@@ -162,7 +162,7 @@ def _field(engine: Any, name: str, path: str) -> Field:
 def _safe(name: str, value: object) -> object:
     value = home(value) if name.rpartition(".")[2] in PATHS else shown(value)
     if withheld(name, value) or tells(value if isinstance(value, str) else repr(value)):
-        return Field(name, None, State.REDACTED, "the value looks like a credential", "engine")
+        return Field.secret(name, "engine")
     return value
 
 

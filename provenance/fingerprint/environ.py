@@ -57,7 +57,7 @@ def field(name: str, value: str | None) -> Field:
     if value is None:
         return Field.unset(key, "environment")
     if tells(value):
-        return Field(key, None, State.REDACTED, "the value looks like a credential", "environment")
+        return Field.secret(key, "environment")
     if name.endswith("VISIBLE_DEVICES"):
         value = UUID.sub(lambda match: f"{match[1]}sha256:{hashlib.sha256(match[0].encode()).hexdigest()[:16]}", value)
     return Field(key, value[:LIMIT], State.VALUE, "", "environment")

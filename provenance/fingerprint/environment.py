@@ -186,5 +186,5 @@ def plain_field(item: Field, source: str) -> Field:
     if len(data) > BYTES:
         return Field.unknown(item.name, f"its value takes {len(data)} bytes, more than {BYTES}")
     if withheld(item.name, item.value) or tells(data.decode()):
-        return Field(item.name, None, State.REDACTED, "the value looks like a credential", source)
+        return Field.secret(item.name, source)
     return Field(item.name, restore(form), State.VALUE, "", source)

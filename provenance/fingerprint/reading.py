@@ -42,13 +42,17 @@ def read(name: str, reader: Reader, source: str = "") -> Field:
     if value is None:
         return Field(name, None, State.UNSET, "", source)
     if withheld(name, value) or (isinstance(value, str) and tells(value)):
-        return Field(name, None, State.REDACTED, "the value looks like a credential", source)
+        return Field.secret(name, source)
     return Field(name, value, State.VALUE, "", source)
 
 
 def _said(error: Exception, named: bool = True) -> str:
     """Return what an exception says, without secrets that it may quote."""
-    text = f"{type(error).__name__}: {error}" if named else str(error)
+    return reason(f"{type(error).__name__}: {error}" if named else str(error))
+
+
+def reason(text: str) -> str:
+    """Return a reason as it may be written: without secrets that it may quote, and not long."""
     return scrub(text.encode("utf-8", "backslashreplace")).decode("utf-8", "replace")[:REASON_CHARS]
 
 

@@ -33,6 +33,15 @@ def _keyed(key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
     return sha256(block.translate(INNER)), sha256(block.translate(OUTER))
 
 
+def _mac(key: bytes, *pieces: bytes) -> bytes:
+    inner, outer = _keyed(key)
+    state, whole = inner.copy(), outer.copy()
+    for piece in pieces:
+        state.update(piece)
+    whole.update(state.digest())
+    return whole.digest()
+
+
 def salt(seed: bytes, role: int, row: int, index: int) -> bytes:
     """Derive the salt of one payload from the seed of its frame: 32 bytes."""
     place = SALT_TAG + role.to_bytes(2, "little") + row.to_bytes(4, "little") + index.to_bytes(4, "little")
@@ -54,25 +63,13 @@ def equality(key: bytes, kind: str, parts: tuple[bytes, ...]) -> bytes:
 
     Each part is preceded by its length, so no two lists of parts run together.
     """
-    inner, outer = _keyed(key)
-    state = inner.copy()
-    state.update(EQUAL_TAG + len(kind).to_bytes(1, "little") + kind.encode())
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    whole = outer.copy()
-    whole.update(state.digest())
-    return whole.digest()
+    framed = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+    return _mac(key, EQUAL_TAG + len(kind).to_bytes(1, "little") + kind.encode(), *framed)
 
 
 def body_key(key: bytes, body: bytes) -> bytes:
     """Return the name under which a body is stored once, however many runs refer to it."""
-    inner, outer = _keyed(key)
-    state, whole = inner.copy(), outer.copy()
-    state.update(BODY_TAG)
-    state.update(body)
-    whole.update(state.digest())
-    return whole.digest()
+    return _mac(key, BODY_TAG, body)
 
 
 def key_id(key: bytes) -> str:

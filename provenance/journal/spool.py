@@ -83,6 +83,11 @@ def segment_path(folder: Path, stream: bytes, index: int) -> Path:
     return folder / f"{stream.hex()}-{index:06d}{SUFFIX}"
 
 
+def stream_of(path: Path) -> str:
+    """Return the stream of a segment in hexadecimal, as its name says."""
+    return path.name.partition("-")[0]
+
+
 def alive(path: Path) -> bool:
     """Say whether a process still appends to this segment."""
     try:

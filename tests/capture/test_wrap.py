@@ -308,7 +308,7 @@ DOORS = {
 # Not passed by a call: they run in a thread of ours, in a forked child, at an import or never.
 BACKGROUND = {
     "wrap.Watcher._follow", "call.Call.partial", "call.Labels.__eq__", "call.Labels.__repr__",
-    "call.Call._is_theirs", "models.Job.run_files", "models.Models.look_at_engine", "models._covered",
+    "call.Call._is_theirs", "call.Call.settings", "models.Job.run_files", "models.Models.look_at_engine", "models._covered",
     "models.Models.__init__", "models.Models.unlock", "models.Models.draft",
     "models.Models.prepare", "models.Models._read", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",

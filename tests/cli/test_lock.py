@@ -150,6 +150,13 @@ def test_environments_of_two_dates_are_compared(command: Command, folder: Path) 
     assert rows == {"cpu.capability", "env.ATEN_CPU_CAPABILITY"}
 
 
+def _refused(said: "subprocess.CompletedProcess[str]", sentence: str) -> None:
+    """Hold a command to one sentence on standard error and nothing else."""
+    assert (said.returncode, said.stdout) == (2, ""), said.stdout
+    assert sentence in said.stderr
+    assert len(said.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -171,10 +178,7 @@ def test_mistakes_are_one_sentence(command: Command, folder: Path, arguments: li
     (folder / "broken.json").write_text("{")
     (folder / "list.json").write_text('{"schema": "provenance/env/1"}')
     (folder / "empty").mkdir()
-    said = command(*arguments)
-    assert (said.returncode, said.stdout) == (2, ""), said.stdout
-    assert sentence in said.stderr
-    assert len(said.stderr.strip().splitlines()) == 1
+    _refused(command(*arguments), sentence)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a right of root away")
@@ -194,7 +198,4 @@ def test_what_may_not_be_read_or_written_is_one_sentence(folder: Path) -> None:
         (["env", "diff", "shut/x.json"], "shut/x.json cannot be used: Permission denied."),
         (["log", "--db", "shut/x.db"], "shut/x.db cannot be used: Permission denied."),
     ):
-        said = subprocess.run([*weak, *arguments], capture_output=True, text=True, check=False)
-        assert (said.returncode, said.stdout) == (2, ""), said.stdout
-        assert sentence in said.stderr
-        assert len(said.stderr.strip().splitlines()) == 1
+        _refused(subprocess.run([*weak, *arguments], capture_output=True, text=True, check=False), sentence)

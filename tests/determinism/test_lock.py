@@ -21,6 +21,11 @@ def _table(*fields: Field) -> dict[str, Field]:
     return {item.name: item for item in (*CPU, *fields)}
 
 
+def _check(held: lock.Lock, now: dict[str, Field], **named: list[str]) -> lock.Comparison:
+    """Compare a lock with fields that were read in the way that it was written in."""
+    return lock.diff(held, lock.Lock(now, ran=held.ran), **named)
+
+
 def _kept(tmp_path: Path, fields: dict[str, Field]) -> lock.Lock:
     path = tmp_path / "provenance.lock"
     path.write_text(lock.dumps(fields, {"from": "machine"}), encoding="utf-8")
@@ -67,7 +72,7 @@ def test_only_what_can_act_is_kept(tmp_path: Path) -> None:
 
 def test_the_same_machine_holds(tmp_path: Path) -> None:
     now = _table(Field("cpu.model", "x"), Field.unset("env.OMP_NUM_THREADS"))
-    found = lock.check(_kept(tmp_path, now), now)
+    found = _check(_kept(tmp_path, now), now)
     assert (found.code, found.changed, found.blind) == (0, [], [])
 
 
@@ -77,7 +82,7 @@ def test_drift_is_told_by_effect_most_telling_first(tmp_path: Path) -> None:
         Field("cpu.model", "y"), Field("torch.num_threads", 1), Field("env.OMP_NUM_THREADS", "1"),
         Field("lib.editable_installs", ["mine"]), Field("os.kernel", "other"),
     )  # fmt: skip
-    found = lock.check(_kept(tmp_path, before), now)
+    found = _check(_kept(tmp_path, before), now)
     assert found.code == 1
     assert found.changed[0].name == "lib.editable_installs"
     assert {item.name for item in found.changed} == {
@@ -91,21 +96,21 @@ def test_drift_is_told_by_effect_most_telling_first(tmp_path: Path) -> None:
 def test_a_switch_without_its_condition_is_context(tmp_path: Path) -> None:
     off = Field("torch.deterministic_algorithms", False)
     before, now = _table(off), _table(off, Field("torch.fill_uninitialized_memory", True))
-    assert lock.check(_kept(tmp_path, before), now).code == 0
+    assert _check(_kept(tmp_path, before), now).code == 0
     on = _table(Field("torch.deterministic_algorithms", True), Field("torch.fill_uninitialized_memory", True))
-    assert lock.check(_kept(tmp_path, before), on).code == 1
+    assert _check(_kept(tmp_path, before), on).code == 1
 
 
 @pytest.mark.parametrize("pattern", ["cpu.model", "cpu.*", "*.model"])
 def test_allowed_drift_is_told_and_passes(tmp_path: Path, pattern: str) -> None:
     kept = _kept(tmp_path, _table(Field("cpu.model", "x")))
-    found = lock.check(kept, _table(Field("cpu.model", "y")), allow=[pattern])
+    found = _check(kept, _table(Field("cpu.model", "y")), allow=[pattern])
     assert (found.code, [item.allowed for item in found.changed]) == (0, [True])
 
 
 def test_a_field_that_may_vary_is_left_out(tmp_path: Path) -> None:
     kept = _kept(tmp_path, _table(Field("cpu.model", "x")))
-    found = lock.check(kept, _table(Field("cpu.model", "y")), vary=["cpu.model"])
+    found = _check(kept, _table(Field("cpu.model", "y")), vary=["cpu.model"])
     assert (found.code, found.changed, found.varied) == (0, [], ["cpu.model"])
 
 
@@ -116,18 +121,18 @@ def test_a_name_that_no_field_has_is_refused() -> None:
 
 def test_what_is_not_known_now_is_no_agreement(tmp_path: Path) -> None:
     kept = _kept(tmp_path, _table(Field("cpu.model", "x")))
-    found = lock.check(kept, _table(Field.unknown("cpu.model", "the file could not be read")))
+    found = _check(kept, _table(Field.unknown("cpu.model", "the file could not be read")))
     assert found.code == 3
     assert [(gap.name, gap.because) for gap in found.blind] == [
         ("cpu.model", "not known in B: the file could not be read")
     ]
-    assert lock.check(kept, _table()).code == 3
-    assert lock.check(kept, _table(), allow=["cpu.model"]).code == 0
+    assert _check(kept, _table()).code == 3
+    assert _check(kept, _table(), allow=["cpu.model"]).code == 0
 
 
 def test_what_was_open_when_locked_promises_nothing(tmp_path: Path) -> None:
     kept = _kept(tmp_path, _table(Field.unknown("cpu.model", "why")))
-    assert lock.check(kept, _table(Field("cpu.model", "y"))).code == 0
+    assert _check(kept, _table(Field("cpu.model", "y"))).code == 0
 
 
 LOADED = Field("torch.inductor.max_autotune", False)
@@ -177,7 +182,7 @@ def test_a_side_without_a_model_is_asked_under_the_model_of_the_other() -> None:
 
 def test_what_could_not_act_when_it_was_locked_is_open_where_it_acts(tmp_path: Path) -> None:
     driver = Field("gpu.driver_version", "580")
-    found = lock.check(
+    found = _check(
         _kept(tmp_path, _table(driver)), {**_table(driver), "device.in_use": Field("device.in_use", ["cuda"])}
     )
     assert [item.name for item in found.changed] == ["device.in_use"]
@@ -200,16 +205,16 @@ def test_another_catalogue_may_know_other_fields_and_that_is_said(
     kept = _kept(tmp_path, before)
     monkeypatch.undo()
     now = _table(Field("cpu.model", "x"), Field("env.OMP_NUM_THREADS", "1"))
-    found = lock.check(kept, now)
+    found = _check(kept, now)
     assert (found.code, found.changed, found.blind) == (0, [], [])
     assert [(gap.name, gap.because) for gap in found.open] == [
         ("env.OMP_NUM_THREADS", "not held in A"),
         ("later.field", "not recorded in B"),
     ]
     assert f"written with version {version} of the field catalogue, and this is version 1" in found.note
-    moved = lock.check(kept, {**now, "cpu.model": Field("cpu.model", "y")})
+    moved = _check(kept, {**now, "cpu.model": Field("cpu.model", "y")})
     assert (moved.code, [item.name for item in moved.changed]) == (1, ["cpu.model"])
-    assert lock.check(_kept(tmp_path, before), before).note == ""
+    assert _check(_kept(tmp_path, before), before).note == ""
 
 
 # -- a lock that is not as it was written ------------------------------------------------------------
