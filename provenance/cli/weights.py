@@ -30,6 +30,7 @@ HOW = {
     "hub": " (its name in the cache of the hub; --check reads it)",
 }
 SHOWN = 20
+NOT_SEEN = "an edit through `.data` after they were hashed is not seen"
 weights = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -115,6 +116,7 @@ def diff(
         render.emit({"schema": "provenance/weights-diff/1", "a": _about(a, one), "b": _about(b, other), **_form(found)})
     else:
         _tell(found, one, everything)
+        _caveat([reference for reference, held in ((a, one), (b, other)) if held.kind == "tensors"])
     return 0 if found.equal else 1
 
 
@@ -161,8 +163,16 @@ def _alike(mine: WeightsManifest, other: WeightsManifest, reference: str) -> Wei
     return mine
 
 
+def _caveat(loaded: list[str]) -> None:
+    """Say what the digests of tensors in memory stand for: the moment at which a load was hashed."""
+    if loaded:
+        whose = " and ".join(dict.fromkeys(loaded))
+        render.lines([("dim", f"  the tensors of {whose} are those of its load, hashed once: {NOT_SEEN}")])
+
+
 def _about(reference: str, manifest: WeightsManifest) -> dict[str, Any]:
-    return {"reference": reference, "kind": manifest.kind, "root": manifest.root, "entries": len(manifest.entries)}
+    about = {"reference": reference, "kind": manifest.kind, "root": manifest.root, "entries": len(manifest.entries)}
+    return {**about, "not_seen": NOT_SEEN if manifest.kind == "tensors" else None}
 
 
 def _form(found: manifests.Comparison) -> dict[str, Any]:

@@ -84,7 +84,12 @@ def test_runs_roots_and_files_are_compared_in_any_mixture(saved: Path, db: Path,
     assert same.stdout.splitlines() == [
         "21 tensors are the same.",
         "  not counted, for no file holds them: 2 names in memory alone: buffers, or second names of tied tensors",
+        "  the tensors of last~1 are those of its load, hashed once: an edit through `.data` after they were hashed is "
+        "not seen",
     ]
+    told = json.loads(command("weights", "diff", "last~1", str(saved), "--json").stdout)
+    assert "`.data`" in told["a"]["not_seen"]  # of what lay in memory
+    assert told["b"]["not_seen"] is None  # a file was read now
     for pair in (("last~1", "last"), ("last", str(saved)), (weights.of_tensors(model).root, "last~1")):
         found = command("weights", "diff", *pair)
         assert found.returncode == 1, found.stderr
