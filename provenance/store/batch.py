@@ -14,7 +14,7 @@ from provenance.store.bodies import Bodies
 from provenance.store.rows import EMPTY_RUN, EMPTY_SEQUENCE, Bulk, Documents, Rows, clean, write
 
 LOG = 1
-PREVIEW = 80
+PREVIEW = 120
 DAY = 86_400_000_000_000
 INPUT_ROLES = {ROLE[name] for name in ("prompt.ids", "prompt.embeds", "prompt.media", "prompt.mask", "arguments")}
 OUTPUT_ROLES = {ROLE[name] for name in ("output.ids", "output.value", "output.media")}
