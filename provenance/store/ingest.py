@@ -6,6 +6,8 @@ the events.
 """
 
 import hashlib
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +20,9 @@ from provenance.integrity import digests
 from provenance.store import codec, database, tables
 from provenance.store.batch import Batch, Item
 from provenance.store.rows import Bulk
+
+log = logging.getLogger("provenance")
+ROLL_SECONDS = 86_400.0
 
 
 class Position(NamedTuple):
@@ -38,6 +43,7 @@ class Ingest:
         # One connection while there is work: a new one would begin with an empty cache, and to close one moves
         # SQLite's whole log.
         self._connection: Connection | None = None
+        self._roll_at = 0.0
         try:
             self._same_key()
         except BaseException:
@@ -76,6 +82,17 @@ class Ingest:
                     "PROVENANCE_KEY_FILE to the store's key. The spool keeps everything."
                 )
 
+    def _roll(self) -> None:
+        """Once a day, have a server make the parts of its tables for the months to come."""
+        if self.engine.dialect.name == "sqlite" or time.monotonic() < self._roll_at:
+            return
+        self._roll_at = time.monotonic() + ROLL_SECONDS
+        try:
+            with self._transaction() as bulk:
+                bulk.run("select provenance_roll()")
+        except Exception as error:  # a role that may not: the rest takes what has no part
+            log.warning("no parts were made for the months to come: %s", str(error).splitlines()[0])
+
     def position(self, stream: Stream) -> Position:
         """Return how far a stream is in, without waiting for anybody."""
         with self._transaction() as bulk:
@@ -86,6 +103,7 @@ class Ingest:
         self, stream: Stream, segment: int, items: Sequence[Item], ended: bool = False, damage: Sequence[Any] = ()
     ) -> int:
         """Write one batch of a segment, or close its books; return how many records were new."""
+        self._roll()
         with self._transaction() as bulk:
             batch = Batch(bulk, self.key, self.key_id, stream)
             fresh = [item for item in items if batch.is_new(item)] if batch.begin(items) else []

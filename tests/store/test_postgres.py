@@ -273,7 +273,9 @@ def test_a_server_without_a_table_gets_the_schema_of_the_code(server: Server) ->
     from alembic.migration import MigrationContext
 
     with engine.connect() as connection:
-        found = compare_metadata(MigrationContext.configure(connection), tables.metadata)
+        parts = re.compile(r"_(\d{6}|rest)$")  # of tables that are parted by month
+        whole = {"include_name": lambda name, kind, _: kind != "table" or parts.search(name) is None}
+        found = compare_metadata(MigrationContext.configure(connection, opts=whole), tables.metadata)
     engine.dispose()
     assert [item for item in found if "alembic_version" not in repr(item)] == []
 
