@@ -21,11 +21,13 @@ HINT = re.compile(
 )
 # White space as it is, as escapes write it, and the blanks of Unicode: those that do not break among them.
 SPACE = (
-    rb"(?:\s|\\[nrtfv]|\\xa0|\\u00[aA]0|\xc2\xa0|\xe2\x80[\x80-\x8b\xaf]|\xe2\x81[\x9f\xa0]|\xe3\x80\x80|\xef\xbb\xbf)"
+    rb"(?:\s|\\{1,8}+(?:[nrtfv]|xa0|u00[aA]0|u20(?:0[0-9aAbB]|2[fF])|u3000)|\xc2\xa0|\xe2\x80[\x80-\x8b\xaf]"
+    rb"|\xe2\x81[\x9f\xa0]|\xe3\x80\x80|\xef\xbb\xbf)"
 )
 # What parts a name from its value: signs, arrows, full-width forms, and signs as URLs, JSON and HTML escape them.
 SIGN = (
-    rb"(?:=>|:=|={1,3}|:|->|(?<=-)>|\xe2\x86\x92|\xe2\x87\x92|\xef\xbc\x9a|\xef\xbc\x9d|%3[dDaA]|\\u003[dDaAeE]|&#(?:61|58);)"
+    rb"(?:=>|:=|={1,3}|:|->|(?<=-)>|\xe2\x86\x92|\xe2\x87\x92|\xef\xbc\x9a|\xef\xbc\x9d|%3[dDaA]"
+    rb"|\\{1,8}+u(?:003[dDaAeE]|2192|[fF]{2}1[aAdD])|&#(?:61|58);)"
 )
 LOOSE = re.compile(rb":|(?<!=)>|\xe2\x86\x92|\xef\xbc\x9a")  # after these a sentence may go on
 FILL = rb"(?: (?i:provided|given|supplied|received|specified|used|found|sent|value|was|is|header)){0,2}+"
@@ -131,8 +133,7 @@ class Scan:
         if not found:
             return head.end("name")
         if head["comma"] is not None and not head["flag"]:
-            row = follows(self.data, head.start() - len(head["close"] or b""), head.end())
-            if row is not None:
+            if (row := follows(self.data, head)) is not None:
                 return self._value(row, split(name), found)
         if (head["comma"] is not None and not self._paired(head)) or self._ordinary(head, name):
             return head.end("name")
@@ -170,7 +171,7 @@ class Scan:
         if self.data[head.start("comma") : head.start("comma") + 1] != b",":
             return False
         apart = self.data[max(0, opening - 6) : opening].endswith(PAIR_BEFORE)
-        if not apart and self.data[max(0, opening - 1) : opening] != b"[":
+        if not apart and self.data[max(0, opening - 1) : head.start()] != b"[" + (head["close"] or b""):
             return False
         quote = self._quote(head, head.end())
         if quote is None:

@@ -35,13 +35,13 @@ TAG = re.compile(
 ASKED = frozenset({"key", "code", "sig", "sign", "pass", "pw", "pat", "auth", "access", "hash", "hmac"})
 
 
-def follows(data: bytes, opening: int, place: int) -> re.Match[bytes] | None:
-    """Find the member that holds the value of a quoted name, where the name is itself a value: of `name`, of `key`.
-
-    ``opening`` is where the name's quote ends, before it; ``place`` is where the next member begins.
-    """
-    start = max(0, opening - 40)
-    return NEXT.match(data, place) if LABEL.search(data[start:opening]) is not None else None
+def follows(data: bytes, head: re.Match[bytes]) -> re.Match[bytes] | None:
+    """Find the member that holds the value of a quoted name, where the name is itself a value: of `name`, of `key`."""
+    close = head["close"] or b""
+    opening = head.start() - len(close)
+    if opening < 0 or data[opening : head.start()] != close:
+        return None
+    return NEXT.match(data, head.end()) if LABEL.search(data[max(0, opening - 40) : head.start()]) is not None else None
 
 
 def told(data: bytes, name: str, place: int) -> str:
