@@ -132,9 +132,8 @@ class Scan:
             return self._value(head, split(label), strength(label))
         if not found:
             return head.end("name")
-        if head["comma"] is not None and not head["flag"]:
-            if (row := follows(self.data, head)) is not None:
-                return self._value(row, split(name), found)
+        if head["comma"] is not None and not head["flag"] and (row := follows(self.data, head)) is not None:
+            return self._value(row, split(name), found)
         if (head["comma"] is not None and not self._paired(head)) or self._ordinary(head, name):
             return head.end("name")
         return self._value(head, split(name), found)

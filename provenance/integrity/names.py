@@ -21,7 +21,8 @@ ANYWHERE = frozenset({"pwd", "passwd", "pswd", "creds", "cred", "cookie", "cooki
 # A cookie that stands first tells what kind of thing follows: it is secret where that may hold the cookie's text.
 COOKIES = frozenset({"cookie", "cookies"})
 CARRY = frozenset({"auth", "content", "contents", "data", "dict", "header", "headers", "id", "jar", "key", "passwd",
-                   "password", "pwd", "raw", "secret", "session", "sid", "str", "string", "text", "token", "value", "values"})  # fmt: skip
+                   "password", "pwd", "raw", "secret", "session", "sid", "str", "string", "text", "token", "value",
+                   "values"})  # fmt: skip
 LEAD_TO_KEY = frozenset({"api", "access", "private", "secret", "account", "master", "signing", "encryption", "client",
                          "ssh", "gpg", "pgp"})  # fmt: skip
 # What such a name ends in where it tells about a secret and does not hold it.
