@@ -16,6 +16,8 @@ from typing import NamedTuple
 from provenance.integrity.canonical import canonical, digest, plain, raw, restore
 from provenance.integrity.secrets import holds, known, said
 
+# What a call says where a secret was taken out of what it was given or gave: such inputs and outputs equal none.
+ARGUMENTS, TAKEN = "input.arguments", "a secret was taken out of the {}"
 DIGESTS = ("sha256:", "hmac:", "p1:sha256:")
 
 

@@ -191,7 +191,7 @@ class Scan:
         if before := self._before(head):
             return before in LAST[last] and (before not in DOUBTFUL or RANDOM.match(self.data, end) is None)
         near = self.data[max(0, start - NEAR) : end + NEAR]
-        return last == "token" and (b"logprob" in near or b'"bytes"' in near or b"token_str" in near)
+        return last == "token" and (b"logprob" in near or b'"bytes":' in near or b"token_str" in near)
 
     # -- values ---------------------------------------------------------------------------------------
 
