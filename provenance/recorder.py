@@ -26,7 +26,7 @@ from provenance.facts import Fingerprint, Output, Request
 from provenance.fingerprint.environment import Environment, program_path
 from provenance.fingerprint.reading import short_path
 from provenance.integrity import digests, keys
-from provenance.integrity.secrets import without_password
+from provenance.integrity.secrets import said, without_password
 from provenance.journal import frame, records
 from provenance.journal.spool import Journal
 from provenance.settings import Places, Settings, load, places
@@ -200,7 +200,7 @@ def about(settings: Settings, key: bytes) -> dict[str, object]:
     keyed = "hmac:" + digests.equality(key, "host", (host.encode("utf-8", "surrogateescape"),)).hex()[:16]
     return {
         "host": host if settings.identify_host else keyed,
-        "program": short_path(program_path(), os.path.expanduser("~")),
+        "program": said(short_path(program_path(), os.path.expanduser("~"))),
         "python": sys.version.split()[0],
         "key_id": digests.key_id(key),
         "capture": settings.capture,

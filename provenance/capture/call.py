@@ -21,7 +21,7 @@ from provenance.errors import BadField
 from provenance.facts import ROLE, STATUSES, TEXT, Field, Fingerprint, Output, Payload, Request, SequenceEnd, State
 from provenance.fingerprint.environment import plain_field
 from provenance.integrity.canonical import plain
-from provenance.integrity.secrets import GONE, scrub, withheld
+from provenance.integrity.secrets import known, label, said, scrub
 from provenance.privacy import guarded
 from provenance.recorder import Harmless, Recorder
 
@@ -69,6 +69,8 @@ class Labels:
             raise BadField(f"the field {name!r} was set after its block ended; set it inside `with provenance.run()`.")
         if len(self.fields) >= FIELDS_MOST and name not in self.fields:
             raise BadField(f"the field {name!r} is beyond {FIELDS_MOST}; put several values into one dict.")
+        if said(name) != name:
+            raise BadField("the name of the field looks like a credential. Choose another name.")
         made = plain_field(Field(name, value), CALLER)
         if made.state is State.UNKNOWN:
             raise BadField(f"the field {name!r} cannot be set: {made.reason}. Keep a digest of it instead.")
@@ -95,13 +97,6 @@ def _is_plain(value: object, depth: int) -> bool:
     )
 
 
-def _tag(name: str, value: object) -> str:
-    """Return a tag's text, without what is secret by its name or by its form."""
-    if withheld(name, value):
-        return GONE.decode()
-    return scrub(str(value).encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
-
-
 @contextmanager
 def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[Labels]:
     """Name and tag every call recorded inside the block.
@@ -116,7 +111,9 @@ def run(name: str = "", tags: Mapping[str, object] | None = None) -> Iterator[La
     outer = LABELS.get()
     merged = dict(outer.tags) if outer else {}
     with Harmless("the tags of a block"):
-        merged.update({str(key): _tag(str(key), value) for key, value in (tags or {}).items()})
+        merged.update({said(str(key)): label(str(key), value) for key, value in (tags or {}).items()})
+    with Harmless("the name of a block"):
+        name = said(str(name))
     block = Labels(name or (outer.name if outer else ""), merged, fields=outer.fields if outer else {})
     token = LABELS.set(block)
     try:
@@ -181,10 +178,11 @@ class Call:
         facts["context.call_index"] = recorder.serial()
         facts["runtime"], facts["operation"] = self.runtime, self.operation
         if labels is not None:
+            # Whoever set them, and however: here labels go into a record.
             if labels.name:
-                facts["name"] = labels.name
+                facts["name"] = said(str(labels.name))
             if labels.tags:
-                facts["tags"] = labels.tags
+                facts["tags"] = {said(str(key)): label(str(key), value) for key, value in labels.tags.items()}
         parent = ACTIVE.get()
         identity = uuid_utils.uuid7()
         self.run_id = identity.bytes
@@ -274,8 +272,22 @@ class Call:
 
 def dumps(facts: dict[str, Any]) -> bytes:
     """Serialise the small document of facts. Fields stand in it with state and source, all else as it is."""
+    among = known()
+    clean = {name: _clean(name, item, among) for name, item in facts.items()}
     # A Field is a dataclass, which orjson would write its own way.
-    return orjson.dumps(facts, default=_default, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS)
+    return orjson.dumps(clean, default=_default, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS)
+
+
+def _clean(name: str, value: object, among: tuple[bytes, ...]) -> object:
+    """Return one fact as it may be written. A field that is secret is withheld whole; a text keeps the rest."""
+    if isinstance(value, Field):
+        return value.clean(among)
+    if isinstance(value, str) and "." not in name:
+        return said(value, among)
+    if isinstance(value, (str, list, tuple)):
+        kept = Field(name, value).clean(among)
+        return value if kept.state is State.VALUE else kept
+    return value
 
 
 def _default(value: object) -> object:

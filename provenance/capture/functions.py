@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
-from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
-from provenance.integrity.secrets import GONE, named, scrub, withheld
+from provenance.facts import ARGUMENTS, FINISHES, ROLE, TAKEN, VALUE, Field, Payload, SequenceEnd, State
+from provenance.integrity.secrets import GONE, named, unsaid, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 
@@ -88,11 +88,19 @@ def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if recorder is None:
         return None
     call = Call(recorder, RUNTIME, operation.name)
-    if operation.secret:
-        args = _open(args, operation.secret)
-    data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
-    call.begin((Payload(ROLE["arguments"], VALUE, scrub(data)),), {}, 1, None, 0)
+    shown = _open(args, operation.secret) if operation.secret else args
+    data, lost = _kept({"args": shown, "kwargs": kwargs} if kwargs else {"args": shown})
+    facts = {}
+    if lost or shown is not args:  # who compares must not take two such inputs for equal
+        facts[ARGUMENTS] = Field(ARGUMENTS, None, State.REDACTED, TAKEN.format("arguments"), RUNTIME)
+    call.begin((Payload(ROLE["arguments"], VALUE, data),), facts, 1, None, 0)
     return call
+
+
+def _kept(value: Any) -> tuple[bytes, bool]:
+    """Return what may be written of a value, and whether a secret was taken out of it."""
+    data = unsaid(value)
+    return data, GONE in data and data != encode(value)
 
 
 def _finish(call: Call | None, value: Any) -> None:
@@ -100,7 +108,9 @@ def _finish(call: Call | None, value: Any) -> None:
         return
     call.mark()
     end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
-    call.finish((end,), (Payload(ROLE["output.value"], VALUE, scrub(encode(value))),), {})
+    data, lost = _kept(value)
+    facts = {"output": TAKEN.format("result")} if lost else {}
+    call.finish((end,), (Payload(ROLE["output.value"], VALUE, data),), facts)
 
 
 def _fail(call: Call | None, error: BaseException) -> None:

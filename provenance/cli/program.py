@@ -13,6 +13,7 @@ import typer
 from provenance.cli.opened import Db, where
 from provenance.determinism.start import prepared
 from provenance.errors import UsageError
+from provenance.integrity.secrets import label, said
 from provenance.settings import load
 
 HOOK = Path(__file__).parent / "hook"
@@ -58,16 +59,17 @@ def _environment(name: str, tags: list[str], capture: str, db: str) -> dict[str,
     load({"capture": capture or None})  # says what is wrong before anything is started
     for item in tags:
         if "=" not in item:
-            raise UsageError(f"the tag {item!r} is not KEY=VALUE.")
+            raise UsageError(f"the tag {said(item)!r} is not KEY=VALUE.")
     environ = dict(os.environ)
     source = str(Path(__file__).parents[2])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), source, environ.get("PYTHONPATH", "")]))
     environ["PROVENANCE_DB"] = str(spots.database) if spots.database is not None else spots.url
     environ["PROVENANCE_RUN"] = "1"
     if name:
-        environ["PROVENANCE_RUN_NAME"] = name
+        environ["PROVENANCE_RUN_NAME"] = said(name)
     if tags:
-        environ["PROVENANCE_RUN_TAGS"] = "\n".join(tags)
+        pairs = (item.split("=", 1) for item in tags)
+        environ["PROVENANCE_RUN_TAGS"] = "\n".join(f"{key}={label(key, value)}" for key, value in pairs)
     if capture:
         environ["PROVENANCE_CAPTURE"] = capture
     return environ

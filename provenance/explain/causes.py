@@ -18,7 +18,7 @@ from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
 from provenance.explain.rules import Pair, dismissal
-from provenance.facts import Field
+from provenance.facts import ARGUMENTS, TAKEN, Field
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
 UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never adds up to certainty
@@ -116,6 +116,8 @@ def _unasked(pair: Pair) -> str:
         return ""
     sides = (("A", pair.one), ("B", pair.other))
     lost = [side for side, row in sides if row.input_ids is None and not row.input_key]
+    if taken := [side for side, run in (("A", pair.a), ("B", pair.b)) if ARGUMENTS in run.fields]:
+        return f"{TAKEN.format('arguments')} of {' and '.join(taken)}"
     if lost:
         return f"the input of {' and '.join(lost)} was not kept"
     return "the runs hold their inputs as digests under two keys"

@@ -19,9 +19,9 @@ import orjson
 from provenance.catalogue.fields import why_closed
 from provenance.facts import Field, Fingerprint, State
 from provenance.fingerprint import engines, environ, flags, frameworks, gpu, hardware, loaded, platforms
-from provenance.fingerprint.reading import REASON_CHARS, read, short_path, within
+from provenance.fingerprint.reading import read, reason, short_path, within
 from provenance.integrity.canonical import plain, restore
-from provenance.integrity.secrets import tells, withheld
+from provenance.integrity.secrets import holds, tells, withheld
 
 COLLECTORS = "provenance.collectors"
 SECONDS, MOST, BYTES = 2.0, 256, 16384
@@ -130,7 +130,7 @@ def collected() -> list[Field]:
     try:
         points = entry_points(COLLECTORS)
     except Exception as error:  # metadata that nobody can read
-        return [Field.unknown("collector.all", f"{type(error).__name__}: {error}"[:REASON_CHARS])]
+        return [Field.unknown("collector.all", reason(f"{type(error).__name__}: {error}"))]
     results: dict[str, list[Field]] = {}
 
     def ask(point: Any) -> None:
@@ -171,20 +171,20 @@ def _fields(key: str, answer: object) -> list[Field]:
         else:
             found.append(plain_field(item, key))
     if refused:
-        found.append(Field.unknown(key, f"not taken: {'; '.join(refused)}"[:REASON_CHARS]))
+        found.append(Field.unknown(key, reason(f"not taken: {'; '.join(refused)}")))
     return found
 
 
 def plain_field(item: Field, source: str) -> Field:
     """Return a field of a stranger's with a plain value, or the reason why its value is not kept."""
     if item.state is not State.VALUE:
-        return Field(item.name, None, item.state, str(item.reason)[:REASON_CHARS], source)
+        return Field(item.name, None, item.state, reason(str(item.reason)), source)
     if item.value is None:
         return Field.unset(item.name, source)
     form = plain(item.value)
     data = orjson.dumps(form, option=orjson.OPT_NON_STR_KEYS)
     if len(data) > BYTES:
         return Field.unknown(item.name, f"its value takes {len(data)} bytes, more than {BYTES}")
-    if withheld(item.name, item.value) or tells(data.decode()):
+    if withheld(item.name, item.value) or tells(data.decode()) or holds(item.value):
         return Field.secret(item.name, source)
     return Field(item.name, restore(form), State.VALUE, "", source)

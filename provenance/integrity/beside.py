@@ -11,20 +11,32 @@ from functools import cached_property
 import orjson
 
 from provenance.integrity.names import DOUBTFUL, LAST, LEAD_TO_KEY, STRONG, WEAK, split, strength
+from provenance.integrity.pairs import ASKED, GONE, NAMELIKE, asked, follows, told, untagged
 
-GONE = b"[redacted]"
 # A text without any of these has nothing to find.
 HINT = re.compile(
-    rb"passw|passphrase|pwd|pswd|secret|cred|key|auth|cookie|token|session|sessid|sig|bearer|dsn|jwt|otp|pass|pat\b"
+    rb"passw|passphrase|pwd|pswd|pw\b|secret|cred|key|auth|cookie|token|session|sessid|sig|bearer|dsn|jwt|otp|pass|pat\b"
     rb"|connection|database",
     re.IGNORECASE,
 )
-SPACE = rb"(?:\s|\\[nrt])"
+# White space as it is, as escapes write it, and the blanks of Unicode: those that do not break among them.
+SPACE = (
+    rb"(?:\s|\\{1,8}+(?:[nrtfv]|xa0|u00[aA]0|u20(?:0[0-9aAbB]|2[fF])|u3000)|\xc2\xa0|\xe2\x80[\x80-\x8b\xaf]"
+    rb"|\xe2\x81[\x9f\xa0]|\xe3\x80\x80|\xef\xbb\xbf)"
+)
+# What parts a name from its value: signs, arrows, full-width forms, and signs as URLs, JSON and HTML escape them.
+SIGN = (
+    rb"(?:=>|:=|={1,3}|:|->|(?<=-)>|\xe2\x86\x92|\xe2\x87\x92|\xef\xbc\x9a|\xef\xbc\x9d|%3[dDaA]"
+    rb"|\\{1,8}+u(?:003[dDaAeE]|2192|[fF]{2}1[aAdD])|&#(?:61|58);)"
+)
+LOOSE = re.compile(rb":|(?<!=)>|\xe2\x86\x92|\xef\xbc\x9a")  # after these a sentence may go on
+FILL = rb"(?: (?i:provided|given|supplied|received|specified|used|found|sent|value|was|is|header)){0,2}+"
+CLOSE = rb"(?P<close>\\{0,15}+[\"']|&quot;|&#3[49];|%2[27]|\\u002[27])"
 # The quantifiers of long runs are possessive: there is nothing to win by giving back.
 HEAD = re.compile(
-    rb"(?<![A-Za-z0-9_.\-])(?P<name>(?P<flag>--)?[A-Za-z0-9_.\-]{2,}+)(?P<close>\\{0,15}+[\"'])?"
-    rb"(?:(?P<sep>" + SPACE + rb"{0,4}(?:=>|:=|={1,3}|:)" + SPACE + rb"{0,8})"
-    rb"|(?P<comma>(?<=[\"']),\s{0,4})|(?P<space>(?(flag) {1,8}|(?!))))"
+    rb"(?<![A-Za-z0-9_.\-])(?P<name>(?P<flag>--)?[A-Za-z0-9_.\-]{2,}+)(?:" + CLOSE + rb"\]?)?"
+    rb"(?:(?P<sep>" + FILL + SPACE + rb"{0,4}" + SIGN + SPACE + rb"{0,8}| (?:is|was) (?=[\"']))"
+    rb"|(?P<comma>(?<=[\"'])(?:,\s{0,4}| {1,4}(?=[a-z]{1,10}=)))|(?P<space>(?(flag) {1,8}|(?!))))"
 )  # fmt: skip
 QUOTE = re.compile(rb"[bBrRuUfF]{0,2}(\\{0,15}+)([\"'])")
 CALL = re.compile(rb"[A-Za-z_][A-Za-z0-9_.]{0,80}+\(|[\[({]")
@@ -63,6 +75,10 @@ SCHEMA = re.compile(
 OWN = (b'{"$":"object"', b'{"$":"cycle"', b'{"$":"at"')
 PAIR_BEFORE = (b'"v":[', b"[[", b"],[", b"], [", b"(")
 PLAIN = re.compile(rb"[a-z]+")
+# What an escape before a name leaves in it: the letter of `\\n`, the digits of `%26` and of `\\u0026`.
+ESCAPE = re.compile(rb"\A(?:\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\[A-Za-z]|%[0-9A-Fa-f]{2})")
+# Beside `pass` alone, which is a word of its own: what nobody would choose as a password.
+PASSED = re.compile(rb"\\*[\"']?(?:[a-z]{1,13}|[A-Za-z]{1,7}|[-+.\deE]+)(?![\w.\-])")
 RANDOM = re.compile(rb"[\"'\\]*+(?=[A-Za-z_.\-]*\d)(?=[\d_.\-]*[A-Za-z])[\w.\-]{8}")
 NEAR = 80
 ONLY = {mark: re.compile(rb"(?<!\\)(\\*+)(" + mark + rb")") for mark in (b'"', b"'")}
@@ -77,7 +93,7 @@ def redact(data: bytes) -> bytes:
     """
     if HINT.search(data) is None:
         return data
-    return Scan(data).run()
+    return Scan(untagged(data)).run()
 
 
 class Scan:
@@ -111,16 +127,33 @@ class Scan:
 
     def _one(self, head: re.Match[bytes]) -> int:
         """Judge one name and take its value; return where to go on."""
-        name = head["name"].decode("ascii")
-        found = strength(name)
-        if not found and self.data[head.start() - 1 : head.start()] == b"\\":
-            name = name[1:]  # the `n` of an escaped end of line belongs to no name
-            found = strength(name)
-        if name.lower() == "key" and (before := self._before(head)) in LEAD_TO_KEY:
-            name, found = f"{before}_key", STRONG  # in words, with a space
-        if not found or (head["comma"] is not None and not self._paired(head)) or self._ordinary(head, name):
+        name, found = self._named(head)
+        if not found and (label := told(self.data, name, head.end())):
+            return self._value(head, split(label), strength(label))
+        if not found:
+            return head.end("name")
+        if head["comma"] is not None and not head["flag"] and (row := follows(self.data, head)) is not None:
+            return self._value(row, split(name), found)
+        if (head["comma"] is not None and not self._paired(head)) or self._ordinary(head, name):
             return head.end("name")
         return self._value(head, split(name), found)
+
+    def _named(self, head: re.Match[bytes]) -> tuple[str, int]:
+        """Return a name without what an escape before it left there, and what it says."""
+        start, name = head.start(), head["name"].decode("ascii")
+        found = strength(name)
+        if not found and (escape := ESCAPE.search(self.data[max(0, start - 1) : head.end("name")])) is not None:
+            name = name[len(escape[0]) - 1 :]  # the `n` of an escaped end of line belongs to no name
+            found = strength(name)
+        low = name.lower()
+        if low == "key" and (before := self._before(head)) in LEAD_TO_KEY:
+            return f"{before}_key", STRONG  # in words, with a space
+        if (found or low in ASKED) and head["sep"] == b"=" and asked(self.data, start):
+            return name, STRONG
+        if low == "pass" and (head["close"] is not None or head["sep"] == b"="):
+            value = PASSED.match(self.data, head.end())
+            return name, WEAK if value is None else 0
+        return name, found
 
     def _before(self, head: re.Match[bytes]) -> str:
         """Return the word before a name that stands without quotes."""
@@ -134,13 +167,18 @@ class Scan:
         opening = head.start() - len(head["close"] or b"")
         if head["flag"]:
             return self.data[max(0, opening) : head.start()] == head["close"]
-        if not self.data[max(0, opening - 6) : opening].endswith(PAIR_BEFORE):
+        if self.data[head.start("comma") : head.start("comma") + 1] != b",":
+            return False
+        apart = self.data[max(0, opening - 6) : opening].endswith(PAIR_BEFORE)
+        if not apart and self.data[max(0, opening - 1) : head.start()] != b"[" + (head["close"] or b""):
             return False
         quote = self._quote(head, head.end())
         if quote is None:
             return self.data[head.end() : head.end() + 1] in (b"{", b"[") or self._bare(head) is not None
         end = self._closing(quote)
-        return end >= 0 and self.data[end + len(quote[1]) + 1 : end + len(quote[1]) + 2] in (b"]", b")")
+        # A list of two names is no pair: `["api_key", "query"]`.
+        names = not apart and NAMELIKE.fullmatch(self.data, quote.end(), max(end, quote.end())) is not None
+        return end >= 0 and not names and self.data[end + len(quote[1]) + 1 : end + len(quote[1]) + 2] in (b"]", b")")
 
     def _ordinary(self, head: re.Match[bytes], name: str) -> bool:
         """Say whether what stands around a name makes it no secret's: a host of a URL, a token of a text."""
@@ -153,7 +191,7 @@ class Scan:
         if before := self._before(head):
             return before in LAST[last] and (before not in DOUBTFUL or RANDOM.match(self.data, end) is None)
         near = self.data[max(0, start - NEAR) : end + NEAR]
-        return last == "token" and (b"logprob" in near or b'"bytes"' in near or b"token_str" in near)
+        return last == "token" and (b"logprob" in near or b'"bytes":' in near or b"token_str" in near)
 
     # -- values ---------------------------------------------------------------------------------------
 
@@ -285,7 +323,7 @@ class Scan:
             return place
         if found == WEAK and (NUMBERS.fullmatch(word) or len(word) < 4):
             return match.end()
-        if b":" in sep and head["close"] is None and self._sentence(word, low, head["name"].lower()):
+        if LOOSE.search(sep) is not None and head["close"] is None and self._sentence(word, low, head["name"].lower()):
             return place
         return self._drop(place, end)
 

@@ -18,6 +18,11 @@ ROOTS = re.compile(
     r"|authorization|sess(?:ion)?id$"
 )
 ANYWHERE = frozenset({"pwd", "passwd", "pswd", "creds", "cred", "cookie", "cookies", "auth", "oauth", "otp"})
+# A cookie that stands first tells what kind of thing follows: it is secret where that may hold the cookie's text.
+COOKIES = frozenset({"cookie", "cookies"})
+CARRY = frozenset({"auth", "content", "contents", "data", "dict", "header", "headers", "id", "jar", "key", "passwd",
+                   "password", "pwd", "raw", "secret", "session", "sid", "str", "string", "text", "token", "value",
+                   "values"})  # fmt: skip
 LEAD_TO_KEY = frozenset({"api", "access", "private", "secret", "account", "master", "signing", "encryption", "client",
                          "ssh", "gpg", "pgp"})  # fmt: skip
 # What such a name ends in where it tells about a secret and does not hold it.
@@ -69,6 +74,7 @@ LAST = {
         "single", "the", "this", "two"
     }),
     "pat": frozenset[str](),
+    "pw": frozenset({"conv", "dw"}),
     "bearer": frozenset({"the"}),
     "dsn": frozenset[str](),
     "jwt": frozenset[str](),
@@ -121,6 +127,8 @@ def strength(name: str) -> int:
         return WEAK
     if not words or words[-1] in ABOUT:
         return 0
+    if words[0] in COOKIES and len(words) > 1 and not any(word in CARRY for word in words[1:]):
+        return 0  # a recipe, a banner
     if any(word in ANYWHERE or ROOTS.search(word) for word in words):
         return STRONG
     pairs = list(itertools.pairwise(words))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
+from provenance.facts import ARGUMENTS, ROLE, SEALED, STATUSES, TAKEN, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
 from provenance.store import leaves, rolling, tables
 from provenance.store.bodies import Bodies
@@ -171,7 +171,9 @@ class Batch:
         inputs = self.rows.inputs[run["id"]] = {}
         for row in range(request.rows):
             mine = request.payloads if request.rows == 1 else [item for item in request.payloads if item.row == row]
-            first = inputs[row, 0] = (self._key(mine, INPUT_ROLES, "input"), _preview(mine, IN_TEXT))
+            # What lost a secret is equal to nothing: two calls that differed in it alone look alike.
+            key = self._key(mine, INPUT_ROLES, "input") if ARGUMENTS not in facts else None
+            first = inputs[row, 0] = (key, _preview(mine, IN_TEXT))
             self.rows.sequences[run["id"], row, 0] = EMPTY_SEQUENCE | {
                 "run": run["id"], "started_at": run["started_at"], "prompt_index": row, "return_index": 0,
                 "input_key": first[0], "input_preview": first[1],
@@ -203,7 +205,7 @@ class Batch:
         before = orjson.loads(run["call_facts"]) if before is None else before
         run["call_facts"] = clean(orjson.dumps({**before, **facts}).decode())
         if run["id"]:
-            self._sequences(run, record)
+            self._sequences(run, record, facts.get("output") == TAKEN.format("result"))
         return leaf
 
     def _opened(self, start_seq: int) -> dict[str, Any] | None:
@@ -221,7 +223,7 @@ class Batch:
             self.rows.old_runs[start_seq] = dict(zip(names, found[0], strict=True))
         return self.rows.old_runs[start_seq]
 
-    def _sequences(self, run: dict[str, Any], record: End) -> None:
+    def _sequences(self, run: dict[str, Any], record: End, lost: bool) -> None:
         inputs, payloads = self._input_keys(run), record.output.payloads
         for item in record.output.sequences:
             mine = [p for p in payloads if p.row == item.row and p.ret == item.ret]
@@ -237,7 +239,7 @@ class Batch:
                     "return_index": item.ret, "input_key": first[0], "input_preview": first[1],
                 }  # fmt: skip
             row |= {
-                "output_key": self._key(mine, OUTPUT_ROLES, "output"), "input_tokens": item.n_input,
+                "output_key": None if lost else self._key(mine, OUTPUT_ROLES, "output"), "input_tokens": item.n_input,
                 "output_tokens": item.n_output, "padding_tokens": item.padding,
                 "finish": rolling.FINISH[item.finish], "min_margin": margin,
                 "min_margin_at": None if margin is None else item.margin_at,
