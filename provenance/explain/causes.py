@@ -132,9 +132,9 @@ def _beneath(candidates: Many[Cause], pair: Pair) -> str:
     """
     makers = [cause.score for cause in candidates if cause.name in MADE]
     tensors = [cause for cause in candidates if cause.name in TENSORS]
-    for cause in tensors:
+    for cause in tensors if pair.beneath is None else ():
         cause.score = min([cause.score * BENEATH, *(0.8 * score for score in makers)]) if makers else cause.score
-    if not makers or not tensors or FILES in pair.differing or pair.evidence.kind == "large":
+    if pair.beneath is False or not makers or not tensors or FILES in pair.differing or pair.evidence.kind == "large":
         return ""
     how = next(how for name, how in MADE.items() if name in pair.differing)
     return f"the tensors were {how}, and whether they were equal before, their files decide, which were not recorded"

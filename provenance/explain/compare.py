@@ -214,7 +214,8 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = F
     unseen = not ranking.causes and not excused and case.repeats and case.evidence.kind == "rounding"
     if case.evidence.near_tie and not unseen and not (ranking.causes and _functional(ranking.causes[0])):
         return NEAR_TIE
-    if case.weights_equal is False and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
+    other = case.weights_equal is False and not case.beneath
+    if other and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
         return NOT_COMPARABLE
     return DIVERGENT
 

@@ -19,6 +19,7 @@ LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
             "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
 FILES = "weights.files_root"
+NARROWED = ("weights.bfloat16_root", "weights.float16_root")
 QUANTIZED = "model.quantization_config.quant_method"
 # What makes other tensors of the same files. That it was all that happened to them, only the files can say.
 MADE = {
@@ -96,6 +97,17 @@ class Pair:
         if all(conditions.value(fields, "device.in_use") == ["cpu"] for fields in runs):
             return True
         return all(conditions.value(fields, "torch.deterministic_algorithms") is True for fields in runs)
+
+    @property
+    def beneath(self) -> bool | None:
+        """Say whether the parameters are equal but for what a cast does to them; None where no digest tells."""
+        if _agree(self, "weights.parameters_root"):
+            return True
+        both = [name for name in NARROWED if _both(self, name)]
+        if both and all(_agree(self, name) for name in both):
+            return True
+        # Merged, untied or quantised, the parameters had to change.
+        return None if not both or self.differing & (MADE.keys() - {"model.dtype"}) else False
 
     @property
     def weights_equal(self) -> bool | None:
@@ -180,10 +192,14 @@ def _cast(difference: Difference, _: Spec, pair: Pair) -> str:
     """Another type changes every tensor: the type is the cause, and the digest follows."""
     if difference.name not in TENSORS:
         return ""
+    how = next((how for name, how in MADE.items() if name in pair.differing), None)
+    if how is None or pair.beneath is False:
+        return ""
+    if pair.beneath:
+        return f"the tensors were {how}, and that is listed by itself; beneath it they are equal"
     if pair.evidence.kind == "large" and "model.dtype" in pair.differing:
         return ""  # further than a cast moves logits: what lies beneath it may be another model
-    how = next((how for name, how in MADE.items() if name in pair.differing), None)
-    if how is not None and _agree(pair, FILES):
+    if _agree(pair, FILES):
         return f"the tensors were {how}, and that is listed by itself; the files that they were loaded from are equal"
     return ""
 

@@ -344,3 +344,32 @@ def test_keys_that_cover_a_mask_do_not_tell_whether_the_ids_differ() -> None:
     assert (answer["verdict"], answer["inputs"]["equal"]) == ("inconclusive", None)
     said = {item["field"]: item["because"] for item in answer["unknown"] if item["would_decide"]}
     assert "cover more than the ids" in said["input.token_ids"]
+
+
+def test_digests_beneath_a_cast_decide_whatever_the_files_say() -> None:
+    root, files = {"weights.loaded_root": "p1:sha256:" + "2" * 64}, {"weights.files_root": "x"}
+    one, other = {"model.dtype": "float32"}, {"model.dtype": "bfloat16"} | root
+
+    def judged(a: str, b: str, more: dict[str, Any], moved: float = 0.125, margin: float = 0.125) -> dict[str, Any]:
+        name = "weights.bfloat16_root"
+        sides = one | {name: a} | more, other | {name: b} | more
+        return compare.compare(*pair(*sides, moved=moved, margin=margin))
+
+    for far in ({}, {"moved": 9.0, "margin": 3.0}):
+        for more in ({}, files):
+            same = judged("1", "1", more, **far)
+            assert [cause["field"] for cause in same["causes"]] == ["model.dtype"]
+            assert same["verdict"] == ("divergent" if far else "near_tie")
+            changed = judged("1", "2", more, **far)
+            assert "weights.loaded_root" in {cause["field"] for cause in changed["causes"]}
+            assert changed["verdict"] == "not_comparable"
+
+
+def test_equal_parameters_under_other_tables_are_one_model_and_untied_ones_cannot_be_told_by_a_cast() -> None:
+    root, rope = {"weights.loaded_root": "p1:sha256:" + "2" * 64}, "model.rope_parameters"
+    same = {"weights.parameters_root": "1"}
+    answer = compare.compare(*pair({rope: 1} | same, {rope: 2} | same | root, moved=9.0, margin=3.0))
+    assert ([cause["field"] for cause in answer["causes"]], answer["verdict"]) == ([rope], "divergent")
+    untied = {"model.tied_weights": True, "weights.float16_root": "1"}
+    other = {"model.tied_weights": False, "weights.float16_root": "2"} | root
+    assert compare.compare(*pair(untied, other))["verdict"] == "inconclusive"
