@@ -48,6 +48,7 @@ class Observer:
         self.prompt_length: int | None = None
         self.mask: Any = None
         self.processors: list[str] = []
+        self.held: list[Any] = []  # fields of what the caller's own code held when the call began
         self.criteria = False  # the caller's own stopping criteria, which may end one row before the others
         self._parts: dict[str, list[Any]] = {"ids": [], "logits": [], "sums": [], "ids2": [], "scores2": []}
         self._done: dict[str, list[Any]] = {name: [] for name in self._parts}

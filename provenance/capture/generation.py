@@ -14,6 +14,7 @@ import orjson
 from provenance import privacy
 from provenance.facts import Field, Fingerprint, State
 from provenance.integrity import digests
+from provenance.integrity.secrets import GONE, tells, withheld
 
 # Values that are floats by meaning: 1 and 1.0 are one setting.
 FLOATS = {"temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -25,6 +26,8 @@ NOT_SETTINGS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "posit
                 "past_key_values", "cache_params", "encoder_outputs", "token_type_ids", "cache_position"}  # fmt: skip
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate",
            "negative_prompt_ids", "synced_gpus", "streamer")  # fmt: skip
+VALUED = ("logits_processor", "stopping_criteria")
+MOST, LONGEST = 16, 200  # values that are read from one object, and characters of one
 KEPT = 256
 WATERMARK, SECRETS = "generation.watermarking_config", ("hashing_key", "keys")
 CALL, CONFIG, MODEL, LIBRARY = "call", "call.generation_config", "model", "library"
@@ -97,7 +100,7 @@ def _fields(request: Mapping[str, Any], given: Any, own: Any, observer: Any, why
         ]
     chosen = sorted(name for name in request if name not in NOT_SETTINGS and name not in OBJECTS)
     fields.append(Field("generation.user_set_fields", chosen, source=CALL))
-    return fields + _objects(request)
+    return fields + _objects(request) + (observer.held if observer is not None else [])
 
 
 def _sealed(item: Field, key: bytes) -> Field:
@@ -197,6 +200,37 @@ def _objects(request: Mapping[str, Any]) -> list[Field]:
             shown = f"{type(value).__module__}.{type(value).__qualname__}"
         fields.append(Field(f"generation.{name}", shown, State.VALUE, "", CALL))
     return fields
+
+
+def held(request: Mapping[str, Any]) -> list[Field]:
+    """Return what the caller's code holds before the call: its counters may move while it runs."""
+    fields = []
+    for name in VALUED:
+        value = request.get(name)
+        items = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if items:
+            values = [_held(item) for item in items]
+            fields.append(Field(f"generation.{name}_values", values, State.VALUE, "", CALL))
+    return fields
+
+
+def _held(item: Any) -> dict[str, Any]:
+    """Return the plain numbers and short words that an object holds, straight from where it keeps them.
+
+    No code of its class runs: it is somebody else's.
+    """
+    try:
+        table = object.__getattribute__(item, "__dict__")
+        pairs = [pair for pair in list(table.items()) if type(pair[0]) is str and not pair[0].startswith("_")]
+    except (AttributeError, TypeError, RuntimeError):  # slots, or another thread that writes to it
+        return {}
+    plain = [(name, value) for name, value in pairs if type(value) in (bool, int, float, str)]
+    short = sorted((name, value) for name, value in plain if not isinstance(value, str) or len(value) <= LONGEST)
+    return {name: _open(name, value) for name, value in short[:MOST]}
+
+
+def _open(name: str, value: Any) -> Any:
+    return GONE.decode() if withheld(name, value) or (isinstance(value, str) and tells(value)) else value
 
 
 def _public(config: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ ended, the binding says that instead.
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -221,6 +223,27 @@ class Job:
         if self._changed():
             raise weights.Stopped
         self._write(WeightsManifest("tensors", tuple(entries)))
+        self._more(entries, {name: reference for _, name, reference in self.items}, alive)
+
+    def _more(self, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> None:
+        """Say what the parameters come to without buffers, and in narrower types: what a cast hides is seen by that."""
+        found: dict[str, Callable[[], str]] = {"parameters": lambda: weights.parameters(entries)}
+        for kind in weights.HALVES:
+            found[kind] = partial(weights.narrowed, entries, lambda name: alive(items[name]), kind, self._stop)
+        for name, make in found.items():
+            field = f"weights.{name}_root"
+            try:
+                made = Field(field, make(), source="hashed")
+            except weights.Stopped:
+                raise
+            except Exception as why:  # the root is written, and files are yet to be hashed
+                made = Field.unknown(
+                    field, str(why) if isinstance(why, Missing) else f"{type(why).__name__} while cast"
+                )
+            if self._changed():
+                raise weights.Stopped
+            if self.known.load == self.load:
+                self.known.facts[field] = made
 
     def _files(self) -> None:
         """Hash the files that the model came from. That they cannot be found is no failure: many models have none."""

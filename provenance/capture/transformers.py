@@ -1,8 +1,9 @@
 """Reading a `generate` call of transformers: its inputs before it runs, its outputs once the return value is fixed.
 
 Ids are the evidence and text is derived. Ids are copied once before the model runs, ids and logits once after,
-and nothing in between. Padding is told from the mask, so each sequence is recorded unpadded and compares with
-itself in any batch.
+and nothing in between. Padding is what the mask hides at the ends of a row and what holds a padding token, so each
+sequence is recorded unpadded and compares with itself in any batch. A token that is hidden otherwise stays in the
+record: hiding it is a matter of the mask.
 """
 
 import math
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from provenance.capture import masks
 from provenance.capture.evidence import Observer, tensor_bytes
 from provenance.facts import BUFFER, DIGEST, FINISHES, OCTETS, ROLE, TEXT, Field, Payload, SequenceEnd
 from provenance.integrity import buffers
 from provenance.integrity.digests import file_digest
 
 MEDIA_BYTES = 64 << 20
+HOLES, ODD = "batch.mask_holes", "call, of another shape"
 # What can stand beside the ids of a prompt, a row for each of its rows.
 BESIDE = ("decoder_input_ids", "decoder_attention_mask", "token_type_ids", "negative_prompt_ids",
           "negative_prompt_attention_mask")  # fmt: skip
@@ -53,11 +56,13 @@ def read_inputs(model: Any, request: Mapping[str, Any], tokenizer: Any) -> Input
             main = main.unsqueeze(0)
         mask, origin = _mask(model, request, main)
         rows, width = int(main.shape[0]), int(main.shape[1])
-        lengths, side, holes = _padding(mask, rows, width)
+        kept = masks.without_padding(main, mask, pads(model, request, tokenizer))
+        lengths, side = masks.padding(kept, rows, width)
         padding = [width - length for length in lengths]
-        ids = _rows(torch, main, mask, lengths)
+        ids = _rows(torch, main, kept, lengths)
         payloads += _id_payloads(ids, lengths, tokenizer)
-        if holes and mask is not None:
+        holes = masks.holes(mask, kept)
+        if holes:
             plain = mask.to(torch.uint8).cpu()
             payloads += [
                 Payload(ROLE["prompt.mask"], BUFFER, buffers.vector(buffers.UINT8, tensor_bytes(plain[row])), row)
@@ -65,6 +70,7 @@ def read_inputs(model: Any, request: Mapping[str, Any], tokenizer: Any) -> Input
             ]
         facts["batch.mask_given"] = request.get("attention_mask") is not None
         facts["batch.mask_origin"] = origin
+        facts[HOLES] = Field.unknown(HOLES, ODD) if origin == ODD else holes or Field.moot(HOLES, "nothing is hidden")
         facts["batch.padding_side"] = side if any(padding) else Field.moot("batch.padding_side", "no padding")
     media, found_rows = _media(torch, request, main, bool(ids))
     payloads += media
@@ -107,7 +113,7 @@ def _mask(model: Any, request: Mapping[str, Any], ids: Any) -> tuple[Any, str]:
         mask = given.detach() != 0
         return (None if bool(mask.all()) else mask), "call"
     if given is not None:
-        return None, "call, of another shape"
+        return None, ODD
     own = getattr(model, "generation_config", None)
     config = request.get("generation_config")
     pad, eos = (_setting(name, request, config, own) for name in ("pad_token_id", "eos_token_id"))
@@ -124,19 +130,13 @@ def _setting(name: str, request: Mapping[str, Any], *configs: Any) -> Any:
     return next((getattr(c, name) for c in configs if c is not None and getattr(c, name, None) is not None), None)
 
 
-def _padding(mask: Any, rows: int, width: int) -> tuple[list[int], str, bool]:
-    """Return unpadded lengths, the side of the padding, and whether the mask has holes."""
-    if mask is None:
-        return [width] * rows, "", False
-    lengths = [int(n) for n in mask.sum(dim=1).tolist()]
-    left = (mask.cumsum(dim=1) > 0) == mask
-    if bool(left.all()):
-        return lengths, "left", False
-    right = (mask.flip(1).cumsum(dim=1) > 0).flip(1) == mask
-    if bool(right.all()):
-        return lengths, "right", False
-    sides = {"left" if bool(left[r].all()) else "right" if bool(right[r].all()) else "holes" for r in range(rows)}
-    return lengths, "+".join(sorted(sides)), "holes" in sides
+def pads(model: Any, request: Mapping[str, Any], tokenizer: Any) -> set[int]:
+    """Return the ids that a row may be padded with; none where nobody says."""
+    configs = (request.get("generation_config"), getattr(model, "generation_config", None))
+    named = [_setting(name, request, *configs) for name in ("pad_token_id", "eos_token_id")]
+    named += [getattr(getattr(model, "config", None), "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)]
+    flat = [item for value in named for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return {item for item in flat if isinstance(item, int)}
 
 
 def _rows(torch: Any, ids: Any, mask: Any, lengths: list[int]) -> list[bytes]:

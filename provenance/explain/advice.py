@@ -8,6 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
+from provenance.explain.conditions import value
 from provenance.explain.rules import Pair
 
 NO_TOGGLE = ("", "-", "none")
@@ -24,6 +25,10 @@ class Remedy(NamedTuple):
 
 NOTHING = "nothing"
 REMEDIES: tuple[Remedy, ...] = (
+    Remedy(("batch.padding_side", "tokenizer.padding_side"),
+           "pad on one side: tokenizer.padding_side = 'left' for a model that goes on writing at the right", NOTHING),
+    Remedy(("batch.mask", "batch.attention_mask", "batch.position_ids"),
+           "pass the attention_mask that the tokenizer made together with the ids", NOTHING),
     Remedy(("batch.", "vllm.scheduler_config.", "sglang.max_running_requests", "sglang.chunked_prefill_size"),
            "run the prompt in one batch shape and padding every time, alone or beside a fixed number of prompts",
            "throughput, because prompts no longer share a forward pass as they arrive"),
@@ -51,11 +56,37 @@ REMEDIES: tuple[Remedy, ...] = (
            "run without compilation (TORCH_COMPILE_DISABLE=1), or with one configuration and one cache", "speed"),
     Remedy(("rng.", "seed."), "seed before each call: torch.manual_seed(n)",
            "variety, because equal prompts then draw equal answers"),
+    Remedy(("generation.logits_processor", "generation.stopping_criteria", "generation.prefix_allowed_tokens_fn",
+            "generation.custom_generate"),
+           "hand the same code with the same values to every call", NOTHING),
     Remedy(("generation.",),
            "pass it with every call instead of leaving it to the library or the checkpoint's generation_config.json",
            NOTHING),
-    Remedy(("weights.", "adapter", "model."), "load one revision everywhere: revision=COMMIT in from_pretrained",
+    Remedy(("model.forward_hooks",), "take the hooks off before the call (handle.remove()), or attach the same ones",
+           "what the hooks were there for"),
+    Remedy(("model.monkey_patched",),
+           "start a process that does not load the package that patches, or patch both alike",
+           "what the patch was there for"),
+    Remedy(("model.training", "model.dropout", "adapters.dropout"), "call model.eval() before generate", NOTHING),
+    Remedy(("model.quantization_config.",), "load one quantisation everywhere, made by one version of one library",
+           "memory and speed, if the form that you settle on is the wider one"),
+    Remedy(("model.source_digest", "model.class", "model.code_revision"),
+           "run one version of the model's code: pin transformers, or code_revision= where the code is remote",
            "updates that come only when you ask for them"),
+    Remedy(("model.config_digest", "model.rope_parameters", "model.sliding_window", "model.max_position_embeddings",
+            "model.tied_weights"),
+           "load one configuration: one revision=, and no overrides in from_pretrained", NOTHING),
+    Remedy(("model.device_map", "model.offload", "model.tp_size"), "place the model alike: one device_map= everywhere",
+           "freedom of placement"),
+    Remedy(("model.experts_implementation", "model.use_kernels", "model.attention_backend", "model.previous_max_cache"),
+           "choose the operators yourself, alike in every process", "speed, where the faster kernel is given up"),
+    Remedy(("model.buffer_dtypes",), "cast in from_pretrained with dtype= and not afterwards with model.to(dtype)",
+           NOTHING),
+    Remedy(("adapter",), "attach one adapter of one revision, with one scaling, merged everywhere or nowhere", NOTHING),
+    Remedy(("weights.", "model.", "files."), "load one revision everywhere: revision=COMMIT in from_pretrained",
+           "updates that come only when you ask for them"),
+    Remedy(("tokenizer.decode_flags", "tokenizer.clean_up_tokenization_spaces"),
+           "decode with one set of flags: skip_special_tokens= and clean_up_tokenization_spaces=", NOTHING),
     Remedy(("tokenizer.", "chat_template.", "input."), "send the same token ids: one tokenizer, template and prompt",
            NOTHING),
     Remedy(("torch.version", "torch.git_version", "lib.", "python.", "mkl.", "onednn.", "openmp.", "cuda.", "cudnn.",
@@ -103,6 +134,34 @@ def tie(pair: Pair, causes: list[dict[str, Any]]) -> list[str]:
     shape = causes[0]["field"].startswith("batch.")
     more = " To get one of them every time, run the prompt in the same batch shape and padding." if shape else ""
     return [f"{said}.{more}"]
+
+
+def unexplained(pair: Pair, unknown: list[dict[str, Any]]) -> str:
+    """Say that nothing recorded explains it, what would have had to be recorded, and what no field holds."""
+    deciding = [item["field"] for item in unknown if item["would_decide"]]
+    likely = [*deciding[:5], *_opaque(pair)] or [item["field"] for item in unknown[:3]]
+    said = "Unexplained: something that decides was not recorded"
+    said += f"; the likeliest are {', '.join(likely)}." if likely else "."
+    if pair.evidence.kind in ("rounding", "large"):
+        if pair.repeats:
+            said += " Equal runs give equal logits here, and these moved: no recorded difference accounts for that."
+        said += " No field holds what a module keeps as a plain attribute (a scaling, a window): compare those by hand."
+    return said
+
+
+def _opaque(pair: Pair) -> list[str]:
+    """Name what was recorded from the outside alone: code of the caller's, whose workings no field holds."""
+    tables = [run.fields for run in (pair.a, pair.b)]
+    shaped = ("logits_processor", "prefix_allowed_tokens_fn", "custom_generate")
+    stopped = ("stopping_criteria",) if pair.evidence.prefix else ()
+    names = [f"generation.{name}" for name in (*shaped, *stopped)]
+    found = [f"the values inside {name}" for name in names if any(value(fields, name) for fields in tables)]
+    if pair.evidence.kind == "zero":
+        return found
+    inner = {"model.forward_hooks": "what the hooks of model.forward_hooks do",
+             "model.monkey_patched": "what the code of model.monkey_patched does",
+             "input.past_key_values_given": "what the cache that was handed in held"}  # fmt: skip
+    return found + [said for name, said in inner.items() if any(value(fields, name) for fields in tables)]
 
 
 def calm(run: str) -> list[str]:

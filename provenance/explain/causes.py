@@ -17,7 +17,7 @@ from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
-from provenance.explain.rules import Pair, dismissal
+from provenance.explain.rules import FILES, MADE, TENSORS, Pair, dismissal
 from provenance.facts import ARGUMENTS, TAKEN, Field
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
@@ -29,6 +29,7 @@ DECISIVE = 0.2
 AS_GOOD = 0.6
 NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
 ASKED = "input.token_ids"
+BENEATH = 0.3  # tensors that a cast or the like changed already: how likely something else did too
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
@@ -75,10 +76,11 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
-    unasked = _unasked(pair)
-    if unasked:  # whether one thing was asked decides before anything else can
-        blind = [*(item for item in blind if item.name != ASKED), Blind(ASKED, unasked)]
-        strengths[ASKED] = WEIGHT[spec(ASKED).prior]
+    deciders = {ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
+    deciders = {name: why for name, why in deciders.items() if why}
+    # Whether one thing was asked, and of one model, decides before anything else can.
+    blind = [*(item for item in blind if item.name not in deciders), *(Blind(*item) for item in deciders.items())]
+    strengths |= {name: WEIGHT[spec(ASKED).prior] for name in deciders}
     if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
         candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
@@ -87,8 +89,8 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     named = {member for cause in causes for member in group_of(cause.name)}
     strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)
     best = causes[0].score if causes else 0.0
-    undecided = bool(unasked) or (strongest >= DECISIVE and strongest > best)
-    unknown = _unknown(blind, strengths, best if undecided else None, bool(unasked))
+    undecided = bool(deciders) or (strongest >= DECISIVE and strongest > best)
+    unknown = _unknown(blind, strengths, best if undecided else None, deciders)
     total = sum(cause.score for cause in causes) + UNRECORDED + strongest
     confidences = _confidences([cause.score for cause in causes], total)
     entries = [_cause(cause, causes, sure, pair) for cause, sure in zip(causes, confidences, strict=True)]
@@ -96,13 +98,13 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
 
 
 def _unknown(
-    blind: Many[Blind], strengths: Mapping[str, float], best: float | None, unasked: bool
+    blind: Many[Blind], strengths: Mapping[str, float], best: float | None, deciders: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """List what could not be compared and could matter; what beats the best candidate would decide."""
     unknown: list[dict[str, Any]] = []
     for item in blind:
         strength = strengths[item.name]
-        decides = best is not None and (strength > best or (unasked and item.name == ASKED))
+        decides = best is not None and (strength > best or item.name in deciders)
         if strength > 0:
             unknown.append({"field": item.name, "because": item.because, "would_decide": decides})
     unknown.sort(key=lambda item: (not item["would_decide"], -strengths[str(item["field"])], str(item["field"])))
@@ -120,7 +122,24 @@ def _unasked(pair: Pair) -> str:
         return f"{TAKEN.format('arguments')} of {' and '.join(taken)}"
     if lost:
         return f"the input of {' and '.join(lost)} was not kept"
+    if pair.a.key_id == pair.b.key_id:
+        return "the inputs were kept as keys alone, which cover more than the ids: a mask, or embeddings"
     return "the runs hold their inputs as digests under two keys"
+
+
+def _beneath(candidates: Many[Cause], pair: Pair) -> str:
+    """Return why it cannot be told whether more than a cast changed the tensors; empty where it can, or nothing cast.
+
+    A digest of other bytes says nothing of what lies beneath the cast: it is a suspect, and a lesser one than the cast.
+    """
+    makers = [cause.score for cause in candidates if cause.name in MADE]
+    tensors = [cause for cause in candidates if cause.name in TENSORS]
+    for cause in tensors if pair.beneath is None else ():
+        cause.score = min([cause.score * BENEATH, *(0.8 * score for score in makers)]) if makers else cause.score
+    if pair.beneath is False or not makers or not tensors or FILES in pair.differing or pair.evidence.kind == "large":
+        return ""
+    how = next(how for name, how in MADE.items() if name in pair.differing)
+    return f"the tensors were {how}, and whether they were equal before, their files decide, which were not recorded"
 
 
 def _observed(pair: Pair, upstream: bool) -> Cause:
@@ -277,7 +296,7 @@ def _because(cause: Cause, pair: Pair) -> str:
     if evidence.change is not None and evidence.kind != "zero":
         change = evidence.change
         moved = f"; the logits moved by {change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
-    if cause.name.startswith("batch."):
+    if cause.name.startswith("batch.") and nature(cause.declared) != "mask":
         names = (cause.name, *cause.together)
         padded = " and its padding" if any("padding" in n or n == "batch.max_length" for n in names) else ""
         return f"another batch{padded} changes shapes and the order of sums{moved}"

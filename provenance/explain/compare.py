@@ -152,7 +152,7 @@ def _judge(
         calm = ranking.causes + ranking.dismissed
         ranking.dismissed = [{"field": i["field"], "a": i["a"], "b": i["b"], "because": why} for i in calm]
         ranking.causes = []
-    verdict = _verdict(case, ranking, parts)
+    verdict = _verdict(case, ranking, parts, excused=bool(meant))
     explained = bool(ranking.causes) or not parts
     return {
         "a": {"run": a.run_id, "prompt": one.row, "return": one.ret},
@@ -176,6 +176,8 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
         empty = [conditions.value(run.fields, "input.empty") for run in (a, b)]
         if not equal and True in empty and empty != [True, True]:
             equal = None  # embeddings against ids: keys over two kinds of things
+        if not equal and _hidden(a, one) != _hidden(b, other):
+            equal = None  # a mask with holes is part of what the keys are made of
     else:
         equal = _texts(one, other)
         if equal and (one.input_ids is not None or other.input_ids is not None):
@@ -187,11 +189,15 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
     return {"equal": equal, "first_difference": first, "texts_equal": _texts(one, other)}
 
 
+def _hidden(run: Run, sequence: Sequence) -> object:
+    return conditions.value(fields.of_sequence(run, sequence), fields.HOLES)
+
+
 def _texts(one: Sequence, other: Sequence) -> bool | None:
     return None if one.input_text is None or other.input_text is None else one.input_text == other.input_text
 
 
-def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
+def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = False) -> str:
     if not parts:
         if case.evidence.ids_equal is None and case.evidence.text_equal is None:
             return INCONCLUSIVE
@@ -204,9 +210,12 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool) -> str:
     if any(item["field"] in TENSORS for item in ranking.causes):
         return NOT_COMPARABLE
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
-    if case.evidence.near_tie and not (ranking.causes and _functional(ranking.causes[0])):
+    # Logits that moved where nothing differs that could move them are the work of something unseen.
+    unseen = not ranking.causes and not excused and case.repeats and case.evidence.kind == "rounding"
+    if case.evidence.near_tie and not unseen and not (ranking.causes and _functional(ranking.causes[0])):
         return NEAR_TIE
-    if case.weights_equal is False and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
+    other = case.weights_equal is False and not case.beneath
+    if other and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
         return NOT_COMPARABLE
     return DIVERGENT
 
@@ -263,11 +272,7 @@ def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> l
         return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
     advice = advising.tie(case, ranking.causes) if verdict == NEAR_TIE else []
     if not ranking.causes:
-        likely = [item["field"] for item in ranking.unknown if item["would_decide"]][:5]
-        advice.append(
-            "Unexplained: something that decides was not recorded"
-            + (f"; the likeliest are {', '.join(likely)}." if likely else ".")
-        )
+        advice.append(advising.unexplained(case, ranking.unknown))
     else:
         advice += advising.steps(ranking.causes[0], case.b.run_id)
     if verdict == INCONCLUSIVE:

@@ -43,6 +43,8 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "loaded.cublas", "loaded.cublaslt", "loaded.nccl", "loaded.cudnn.version", "loaded.nccl.version", "loaded.onednn",
      "loaded.openmp", "loaded.mkl"),
     ("model.training", "model.dropout_active"),
+    ("generation.logits_processor", "generation.logits_processor_values", "generation.logits_processors"),
+    ("generation.stopping_criteria", "generation.stopping_criteria_values"),
     ("gpu.driver_version", "gpu.cuda_driver_api_version"),
     ("model.dtype", "logits.dtype"),
     ("weights.loaded_root", "weights.tensors_root", "weights.sha256"),
@@ -62,6 +64,12 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "torch.overrideable_sdp_enabled", "model.attention_backend_resolved_sdpa"),
 )  # fmt: skip
 GROUP = {name: group for group in GROUPS for name in group}
+HOLES = "batch.mask_holes"
+# Recorded only where a caller gave it: where the other settings of a call are known, absence says that nobody did.
+GIVEN = frozenset(f"generation.{name}" for name in (
+    "logits_processor", "logits_processor_values", "stopping_criteria", "stopping_criteria_values",
+    "prefix_allowed_tokens_fn", "assistant_model", "custom_generate", "negative_prompt_ids", "synced_gpus", "streamer",
+))  # fmt: skip
 # One device is one thing, whatever its number.
 GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",
        "shared_memory_per_block", "mig_profile", "mig_mode", "mig_gpu_slices", "mig_compute_slices",
@@ -89,6 +97,10 @@ def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
         fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
         if sequence.padding == 0 and "batch.padding_side" in fields:
             fields["batch.padding_side"] = Field.moot("batch.padding_side", "this prompt was not padded")
+    hidden = fields.get(HOLES)
+    if hidden is not None and isinstance(hidden.value, list):  # a list of ranges for each row of the batch
+        own = hidden.value[sequence.row] if sequence.row < len(hidden.value) else []
+        fields[HOLES] = Field(HOLES, own) if own else Field.moot(HOLES, "nothing is hidden")
     return fields
 
 
@@ -96,7 +108,7 @@ def compare(a: Mapping[str, Field], b: Mapping[str, Field]) -> tuple[list[Differ
     """Return the fields that differ and those that cannot be compared, each in the order of their names."""
     differing, blind = [], []
     for name in sorted(a.keys() | b.keys()):
-        one, other = a.get(name), b.get(name)
+        one, other = _found(name, a), _found(name, b)
         if one is None or other is None:
             there = one if one is not None else other
             told = there is not None and there.state is State.VALUE
@@ -109,6 +121,13 @@ def compare(a: Mapping[str, Field], b: Mapping[str, Field]) -> tuple[list[Differ
         elif one != other:
             differing.append(Difference(name, one, other))
     return differing, blind
+
+
+def _found(name: str, table: Mapping[str, Field]) -> Field | None:
+    """Return a field as recorded; unset where it is recorded only if given, and the other settings are known."""
+    mode = table.get("generation.mode")
+    whole = name in GIVEN and mode is not None and mode.state is State.VALUE
+    return table.get(name, Field.unset(name) if whole else None)
 
 
 def _digested(one: Field, other: Field) -> str:

@@ -27,7 +27,7 @@ TOKENIZER = re.compile(r"tokenizer|tokenizers|sentencepiece|tiktoken|mistral-com
 PRECISION = re.compile(
     r"dtype|quant|fp8|tf32|TF32|precision|type_k|type_v|reduced_precision|fp16|bf16|bits|autocast|FPMATH"
 )
-MASK = re.compile(r"attention_mask|position_ids|mask_given|mask_origin")
+MASK = re.compile(r"attention_mask|position_ids|mask_given|mask_origin|mask_holes")
 FUNCTION = re.compile(r"lora|rope|override|revision|load_format|adapter|weight|sliding|model_impl|model_path|experts$")
 
 # Code that computes one function in another way: it can hold another mask, window or cache, not only other rounding.

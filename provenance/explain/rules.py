@@ -15,14 +15,19 @@ from provenance.explain.tokens import Evidence
 from provenance.facts import Run, Sequence
 
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
-           "generation.stopping_criteria"}  # fmt: skip
+           "generation.stopping_criteria", "generation.stopping_criteria_values"}  # fmt: skip
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
             "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
+FILES = "weights.files_root"
+NARROWED = ("weights.bfloat16_root", "weights.float16_root")
+QUANTIZED = "model.quantization_config.quant_method"
+# What makes other tensors of the same files. That it was all that happened to them, only the files can say.
 MADE = {
     "model.dtype": "cast to another type", "adapters.merged": "merged with an adapter",
     "model.rope_parameters": "computed from other rotary settings", "model.tied_weights": "tied otherwise",
     "weights.tied_keys": "tied otherwise",
     "weights.missing_keys": "filled in where the checkpoint had none",
+    QUANTIZED: "quantized",
 }  # fmt: skip
 # Values of the configuration that are fields of their own: its digest says nothing that they do not say.
 CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
@@ -33,6 +38,7 @@ PARENTS = {"lib.all_digest", "container.image_digest"}
 # What chooses the way of decoding.
 WAYS = ("generation.do_sample", "generation.num_beams", "generation.assistant_model", "generation.custom_generate",
         "generation.penalty_alpha", "generation.dola_layers", "generation.prompt_lookup_num_tokens")  # fmt: skip
+PROCESSORS = {"generation.logits_processors", "generation.logits_processor", "generation.logits_processor_values"}
 TENSORS = {"weights.loaded_root", "weights.tensors_root"}
 # They fetch or read weights; where the tensors are equal they did it alike.
 LOADERS = {"lib.safetensors.version", "lib.huggingface-hub.version", "env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE",
@@ -83,6 +89,25 @@ class Pair:
         return not self.sampled and all(
             conditions.value(run.fields, "rng.consumed") is True for run in (self.a, self.b)
         )
+
+    @property
+    def repeats(self) -> bool:
+        """Say whether equal runs are known to give equal logits, to the last bit: CPUs do, other devices if told to."""
+        runs = [run.fields for run in (self.a, self.b)]
+        if all(conditions.value(fields, "device.in_use") == ["cpu"] for fields in runs):
+            return True
+        return all(conditions.value(fields, "torch.deterministic_algorithms") is True for fields in runs)
+
+    @property
+    def beneath(self) -> bool | None:
+        """Say whether the parameters are equal but for what a cast does to them; None where no digest tells."""
+        if _agree(self, "weights.parameters_root"):
+            return True
+        both = [name for name in NARROWED if _both(self, name)]
+        if both and all(_agree(self, name) for name in both):
+            return True
+        # Merged, untied or quantised, the parameters had to change.
+        return None if not both or self.differing & (MADE.keys() - {"model.dtype"}) else False
 
     @property
     def weights_equal(self) -> bool | None:
@@ -167,12 +192,15 @@ def _cast(difference: Difference, _: Spec, pair: Pair) -> str:
     """Another type changes every tensor: the type is the cause, and the digest follows."""
     if difference.name not in TENSORS:
         return ""
+    how = next((how for name, how in MADE.items() if name in pair.differing), None)
+    if how is None or pair.beneath is False:
+        return ""
+    if pair.beneath:
+        return f"the tensors were {how}, and that is listed by itself; beneath it they are equal"
     if pair.evidence.kind == "large" and "model.dtype" in pair.differing:
         return ""  # further than a cast moves logits: what lies beneath it may be another model
-    same_files = not pair.differing & {"weights.files_root", "weights.sha256", "model.revision"}
-    for name, how in MADE.items():
-        if name in pair.differing and same_files:
-            return f"the tensors were {how}, and that is listed by itself (what else changed in them would not be seen)"
+    if _agree(pair, FILES):
+        return f"the tensors were {how}, and that is listed by itself; the files that they were loaded from are equal"
     return ""
 
 
@@ -246,6 +274,8 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     """Dismiss digests over many fields: they say nothing that their members do not say."""
     if difference.name in PARENTS:
         return "every package that can matter is compared by its own version"
+    if difference.name == "weights.tied_keys" and QUANTIZED in pair.differing:
+        return "quantized layers keep their weights elsewhere, and that is listed by itself"
     if difference.name == "generation.mode":
         way = next((name for name in WAYS if name in pair.differing), None)
         return f"it follows from {way}" if way is not None else ""
@@ -258,8 +288,7 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     if difference.name == "files.config.json" and _agree(pair, "model.config_digest"):
         return "the configuration that it led to is equal"
     if difference.name == "generation.logits_processors" and any(
-        name.startswith("generation.") and name not in ("generation.logits_processors", *LENGTHS)
-        for name in pair.differing
+        name.startswith("generation.") and name not in (*PROCESSORS, *LENGTHS) for name in pair.differing
     ):
         return "the list follows from the settings, which are compared one by one"
     if difference.name == "model.config_digest" and pair.evidence.kind == "rounding" and pair.weights_equal:

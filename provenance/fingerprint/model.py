@@ -5,6 +5,7 @@ identity, version and address, and the few settings that can change without a te
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,12 @@ QUANTIZATION = (
     "bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage",
     "modules_to_not_convert", "kv_cache_scheme", "activation_scheme",
 )  # fmt: skip
+# Packages whose layers, or whose tensors, hold quantised weights.
+QUANTIZED = re.compile(
+    r"(torch\.ao\.nn\.(?:intrinsic\.)?quantized(?:\.dynamic|\.reference)?|torchao|bitsandbytes|auto_gptq|gptqmodel|awq"
+    r"|hqq|eetq|quanto|optimum\.quanto|aqlm|compressed_tensors)(?:\.|$)"
+)
+WIDTH = re.compile(r"(?:int|float|linear|bit|nf|fp)_?(16|8|4|2)", re.IGNORECASE)
 # Not part of what a configuration means: where it came from, who wrote it, and the type it was stored in
 # (``model.dtype`` says what is in force).
 LABELS = {
@@ -39,7 +46,7 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
     """Read a loaded model and its tokenizer. Weights are not among the fields: their digests come late."""
     config = getattr(model, "config", None)
     found = read_all(_model(model, config), "model")
-    found += _quantization(config)
+    found += _quantization(model, config)
     if tokenizer is not None:
         found += read_all(_tokenizer(_part(tokenizer, "tokenizer") or tokenizer), "tokenizer")
         found += read_all(_processor(tokenizer), "processor")
@@ -227,15 +234,43 @@ def _adapters(model: Any) -> object:
     return sorted(map(str, found))
 
 
-def _quantization(config: Any) -> list[Field]:
+def _quantization(model: Any, config: Any) -> list[Field]:
     prefix = "model.quantization_config."
     setting = getattr(config, "quantization_config", None)
     if setting is None:
-        return [Field.moot(prefix + name, "the model is not quantized") for name in (*QUANTIZATION, "other_digest")]
+        made = _converted(model)
+        why = "it was quantized without a configuration" if made else "the model is not quantized"
+        names = (*QUANTIZATION, "other_digest")
+        return [
+            Field(prefix + name, made[name], source="layers") if name in made else Field.moot(prefix + name, why)
+            for name in names
+        ]
     table = dict(setting if isinstance(setting, Mapping) else setting.to_dict())
     found = [_quantized(prefix + name, table.pop(name, None)) for name in QUANTIZATION]
     rest = orjson.dumps(_plain(table), option=orjson.OPT_SORT_KEYS)
     return [*found, Field(prefix + "other_digest", file_digest(rest), source="model")]
+
+
+def _converted(model: Any) -> dict[str, Any]:
+    """Tell from its layers how a model was quantised after it was loaded: no configuration says so.
+
+    Only classes are looked at: to ask a packed layer for its weights would unpack them.
+    """
+    ways: set[str] = set()
+    widths: set[int] = set()
+    for part in modules(model):
+        slots = part.__dict__
+        seen = [(type(part), "", str(slots.get("dtype", "")))]
+        kinds = {type(item) for item in slots["_parameters"].values()}
+        for kind, name, told in [*seen, *((kind, f" {kind.__name__}", "") for kind in kinds)]:
+            home = QUANTIZED.match(kind.__module__)
+            if home is not None:
+                ways.add(home[1] + name)
+                widths.update(int(n) for n in WIDTH.findall(f"{told} {kind.__name__}"))
+    if not ways:
+        return {}
+    found: dict[str, Any] = {"quant_method": ", ".join(sorted(ways))}
+    return found | ({"bits": sorted(widths) if len(widths) > 1 else min(widths)} if widths else {})
 
 
 def _quantized(name: str, value: Any) -> Field:

@@ -8,18 +8,26 @@ hashed says so; the manifest is then not made.
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint.reading import Missing
 
 CHUNK = 4 << 20
+# Types that many models are cast to, and those from which the cast loses nothing but what the type cannot hold.
+HALVES, WIDE, FLOATS = ("bfloat16", "float16"), ("float32", "float64"), ("bfloat", "float")
+GRAIN = 16384  # numbers cast at once: so few that torch takes no second thread of the caller's pool
 Stop = Callable[[], bool]
 
 
 class Stopped(Exception):
     """Hashing was asked to stop."""
+
+
+def _never() -> bool:
+    return False
 
 
 def named(model: Any) -> list[tuple[str, str, Any]]:
@@ -47,6 +55,50 @@ def of_tensors(model: Any, stop: Stop = lambda: False) -> WeightsManifest:
     """Hash every tensor of a model, in this thread."""
     done: dict[object, str] = {}
     return WeightsManifest("tensors", tuple(entry(kind, name, item, done, stop) for kind, name, item in named(model)))
+
+
+def parameters(entries: Iterable[WeightEntry]) -> str:
+    """Return one digest over the parameters of a model, without its buffers: other settings compute other tables."""
+    return WeightsManifest("parameters", tuple(item for item in entries if item.kind == "tensor")).root
+
+
+def narrowed(entries: Iterable[WeightEntry], tensor: Callable[[str], Any], kind: str, stop: Stop = _never) -> str:
+    """Return one digest over the parameters of a model as they would be in a type of half the width.
+
+    A model in float32 and the same in that type share it, so that what was changed beneath a cast is seen. Raises
+    Missing where another half type took part: what it rounded away the two do not share.
+    """
+    found = []
+    done: dict[object, str] = {}
+    for item in entries:
+        if item.kind != "tensor":
+            continue
+        digest = item.sha256
+        if item.dtype in WIDE:
+            digest = _cast(tensor(item.name), kind, done, stop)
+        elif item.dtype != kind and item.dtype.startswith(FLOATS):
+            raise Missing(f"{item.name} is {item.dtype}, which {kind} does not hold")
+        wide = item.dtype in WIDE
+        found.append(item._replace(dtype=kind if wide else item.dtype, size=0, sha256=digest))
+    return WeightsManifest(f"parameters in {kind}", tuple(found)).root
+
+
+def _cast(tensor: Any, kind: str, done: dict[object, str], stop: Stop) -> str:
+    key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+    if key in done and tensor.numel():
+        return done[key]
+    state = hashlib.sha256()
+    target = getattr(sys.modules["torch"], kind)
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), CHUNK // 4):
+        block = flat[start : start + CHUNK // 4].to("cpu")
+        for at in range(0, block.numel(), GRAIN):
+            piece = block[at : at + GRAIN].to(target)
+            state.update(memoryview((ctypes.c_char * (2 * piece.numel())).from_address(piece.data_ptr())))
+        if stop():
+            raise Stopped
+    done[key] = state.hexdigest()
+    return done[key]
 
 
 def _check(name: str, tensor: Any) -> None:

@@ -466,3 +466,34 @@ def test_threads_that_meet_at_a_new_model_make_one_load(db: Path) -> None:
     for thread in threads:
         thread.join()
     assert len({_load(run) for run in models.runs(db)}) == 1
+
+
+# -- beneath a cast ---------------------------------------------------------------------------------
+
+
+def test_the_parameters_are_known_in_the_types_that_they_may_be_cast_to(
+    monkeypatch: pytest.MonkeyPatch, db: Path
+) -> None:
+    plain, cast = provenance.wrap(models.llama()), provenance.wrap(models.llama().bfloat16())
+    for model in (plain, cast):
+        _say(model)
+        _hashed()
+        _say(model)
+    one, other = models.runs(db)[1].fields, models.runs(db)[3].fields
+    assert one["weights.loaded_root"] != other["weights.loaded_root"]
+    assert one["weights.parameters_root"] != other["weights.parameters_root"]
+    assert one["weights.bfloat16_root"] == other["weights.bfloat16_root"]
+    assert one["weights.float16_root"].state is State.VALUE
+    assert "bfloat16, which float16 does not hold" in other["weights.float16_root"].reason
+
+    def broken(*arguments: Any) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(weights, "narrowed", broken)
+    last = provenance.wrap(models.llama())
+    _say(last)
+    _hashed()
+    _say(last)
+    run = models.last(db)
+    assert run.fields["weights.bfloat16_root"].reason == "MemoryError while cast"
+    assert _root(run) == _true_root(last)

@@ -123,14 +123,19 @@ def test_no_door_lets_a_secret_in(home: Path, db: Path, command: Command, tmp_pa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = [command(*words) for words in (["log", "--json", "-n", "500"], ["log"], ["show", "last", "--json"], ["show", "last"])]
+    told = [
+        command(*words)
+        for words in (["log", "--json", "-n", "500"], ["log"], ["show", "last", "--json"], ["show", "last"])
+    ]
     assert len(json.loads(told[0].stdout)) > 100
     written = [*_bytes(db, home), *(("command", (item.stdout + item.stderr).encode()) for item in told)]
     assert any(b"two eggs and flour" in data for _, data in written)
     assert any(b"ordinary text" in data for _, data in written)
     planted = {*said, *given, name, *tags}
     found = {(where, secret) for where, data in written for secret in planted if secret.encode() in _unfolded(data)}
-    assert {next(s for s, x in zip(SENTENCES, said, strict=True) if x == secret) for _, secret in found if secret in said} == set()
+    assert {
+        next(s for s, x in zip(SENTENCES, said, strict=True) if x == secret) for _, secret in found if secret in said
+    } == set()
     assert [given.index(secret) for _, secret in found if secret in given] == []
     assert found == set()
 

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 import provenance
 from provenance import recorder as recorders
+from provenance.capture import masks, transformers
 from provenance.facts import ROLES, End, Field, Run, Start, State
 from provenance.integrity import buffers
 from tests.fakes import models
@@ -126,13 +127,52 @@ def test_a_mask_with_holes_is_kept_whole(db: Path) -> None:
     kept = [item for item in start.request.payloads if ROLES[item.role] == "prompt.mask"]
     assert [list(buffers.parse(item.data).numbers()) for item in kept] == mask.tolist()
     run = models.last(db)
-    assert [sequence.input_ids for sequence in run.sequences] == [(5, 7, 8, 9), tuple(rows[1])]
-    assert _value(run, "batch.padding_side") == "holes+left"
+    assert [sequence.input_ids for sequence in run.sequences] == list(map(tuple, rows))
+    assert [sequence.padding for sequence in run.sequences] == [0, 0]
+    assert _value(run, "batch.mask_holes") == [[[1, 1]], []]
+    assert run.fields["batch.padding_side"].state is State.NOT_APPLICABLE
+
+
+def test_a_hidden_token_that_is_no_padding_stays_in_the_prompt(db: Path) -> None:
+    rows = ([0, 0, 7, 8, 9], [5, 6, 7, 8, 0])
+    mask = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]])
+    _, run = _call(db, models.llama(), models.tensor(*rows), attention_mask=mask, max_new_tokens=2)
+    assert [sequence.input_ids for sequence in run.sequences] == [(7, 8, 9), (5, 6, 7, 8)]
+    assert [sequence.padding for sequence in run.sequences] == [2, 1]
+    assert _value(run, "batch.mask_holes") == [[[0, 0]], [[0, 0], [3, 3]]]
+    assert _value(run, "batch.padding_side") == "left+right"
+
+
+def test_where_nobody_names_a_padding_token_it_is_what_all_hidden_ends_hold(db: Path) -> None:
+    nameless = {"pad_token_id": None, "eos_token_id": None}
+    rows, mask = ([40, 40, 7], [5, 6, 7]), torch.tensor([[0, 0, 1], [1, 1, 1]])
+    for ids, kept in ((rows, (7,)), (([40, 41, 7], [5, 6, 7]), (40, 41, 7))):
+        _, run = _call(db, _nameless(), models.tensor(*ids), attention_mask=mask, max_new_tokens=2, **nameless)
+        assert run.sequences[0].input_ids == kept
+
+
+def test_what_a_mask_of_another_shape_hides_is_not_known() -> None:
+    request = {"input_ids": models.tensor([5, 6, 7]), "attention_mask": torch.ones(1, 9)}
+    found = transformers.read_inputs(models.llama(), request, None).facts["batch.mask_holes"]
+    assert (found.state, found.reason) == (State.UNKNOWN, "call, of another shape")
+
+
+def test_of_very_many_hidden_ranges_the_number_is_kept() -> None:
+    mask = torch.tensor([[n % 2 == 0 for n in range(301)]])
+    (ranges,) = masks.holes(mask, None)
+    assert (len(ranges), ranges[-1]) == (65, [150])
+
+
+def _nameless() -> Any:
+    """Build a model without special tokens."""
+    model = models.llama(pad_token_id=None, eos_token_id=None, bos_token_id=None)
+    model.generation_config.pad_token_id = model.generation_config.eos_token_id = None
+    return model
 
 
 def test_a_hole_makes_another_input_of_the_same_ids(db: Path) -> None:
     model = provenance.wrap(models.llama())
-    model.generate(models.tensor([5, 6, 7]), max_new_tokens=2)
+    model.generate(models.tensor([5, 9, 6, 7]), max_new_tokens=2)
     model.generate(models.tensor([5, 9, 6, 7]), attention_mask=torch.tensor([[1, 0, 1, 1]]), max_new_tokens=2)
     plain, holed = (run.sequences[0] for run in models.runs(db))
     assert plain.input_ids == holed.input_ids
@@ -677,3 +717,55 @@ def test_what_is_kept_is_decided_before_a_byte_leaves_the_process(
     (sequence,) = models.last(db).sequences
     assert (sequence.input_ids == tuple(ids)) is (prompt is not None)
     assert bool(sequence.input_key) is key
+
+
+# -- code of the caller's -----------------------------------------------------------------------------
+
+
+class _Ban(LogitsProcessor):  # type: ignore[misc]
+    def __init__(self, token: int, **more: Any) -> None:
+        self.token = token
+        self.seen = 0
+        self.__dict__.update(more)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.seen += 1
+        scores = scores.clone()
+        scores[:, self.token] = -1e9
+        return scores
+
+    @property
+    def trap(self) -> Any:
+        raise AssertionError("nobody may ask")
+
+
+class _Slots:
+    __slots__ = ("token",)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores
+
+
+def test_the_plain_values_of_processors_are_recorded_as_they_were_before_the_call(db: Path) -> None:
+    more = {
+        "api_key": "hf_abcdefghijklmnop1234",
+        "_inner": 3,
+        "table": [1],
+        "word": "x",
+        "long": "x" * 300,
+        "half": 0.5,
+    }
+    banned = _Ban(7, **more)
+    _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=3, logits_processor=[banned, _Slots()])
+    assert _value(run, "generation.logits_processor_values") == [
+        {"api_key": "[redacted]", "half": 0.5, "seen": 0, "token": 7, "word": "x"},
+        {},
+    ]
+    assert banned.seen == 3
+    assert "generation.stopping_criteria_values" not in run.fields
+
+
+def test_only_so_many_values_of_one_processor_are_kept(db: Path) -> None:
+    many = _Ban(7, **{f"n{n:02}": n for n in range(40)})
+    _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=1, logits_processor=[many])
+    assert [len(item) for item in _value(run, "generation.logits_processor_values")] == [16]  # type: ignore[attr-defined]

@@ -38,6 +38,11 @@ def test_no_family_is_empty_and_none_hides_another() -> None:
         ("cpu.capability", "ATEN_CPU_CAPABILITY", "speed"), ("gpu.0.name", "one type of device", "placement"),
         ("model.dtype", "dtype=", "twice the memory"), ("weights.loaded_root", "revision=COMMIT", "updates"),
         ("generation.temperature", "pass it with every call", "nothing"), ("lib.transformers.version", "pin it", "updates"),
+        ("model.forward_hooks", "handle.remove()", "there for"), ("model.monkey_patched", "does not load", "there for"),
+        ("model.training", "model.eval()", "nothing"), ("tokenizer.padding_side", "pad on one side", "nothing"),
+        ("batch.padding_side", "pad on one side", "nothing"), ("batch.mask_holes", "attention_mask", "nothing"),
+        ("model.quantization_config.quant_method", "one quantisation", "memory"),
+        ("model.rope_parameters", "one configuration", "nothing"), ("generation.logits_processor", "same code", "nothing"),
         ("rng.torch_cpu_state_sha256", "torch.manual_seed(n)", "variety"), ("my.own", "give my.own one value", "nothing"),
     ],
 )  # fmt: skip

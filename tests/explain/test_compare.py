@@ -78,8 +78,30 @@ def test_other_tensors_are_another_model_however_little_they_moved_the_logits() 
         answer = compare.compare(*pair({"batch.size": 1}, {"batch.size": 1} | fields))
         assert answer["verdict"] == "not_comparable"
         assert not any("neither output is wrong" in line for line in answer["advice"])
-    cast = compare.compare(*pair({"model.dtype": "float32"}, root | {"model.dtype": "bfloat16"}))
+    files = {"weights.files_root": "p1:sha256:" + "3" * 64}
+    cast = compare.compare(*pair({"model.dtype": "float32"} | files, root | {"model.dtype": "bfloat16"} | files))
     assert (cast["verdict"], cast["causes"][0]["field"]) == ("near_tie", "model.dtype")
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [("model.dtype", "float32", "bfloat16"), ("model.tied_weights", True, False), ("adapters.merged", [], ["x"]),
+     ("model.quantization_config.quant_method", Field.moot("model.quantization_config.quant_method", "no"), "int8")],
+)  # fmt: skip
+def test_what_lies_beneath_a_cast_only_the_files_can_say(name: str, a: Any, b: Any) -> None:
+    one, other = {name: a}, {name: b, "weights.loaded_root": "p1:sha256:" + "2" * 64}
+    files = "weights.files_root"
+    unsaid = compare.compare(*pair(one, other))
+    assert unsaid["verdict"] == "inconclusive"
+    assert unsaid["causes"][0]["field"] == name
+    assert "weights.loaded_root" in {cause["field"] for cause in unsaid["causes"]}
+    assert [item["field"] for item in unsaid["unknown"] if item["would_decide"]] == [files]
+    assert not any("neither output is wrong" in line for line in unsaid["advice"])
+    another = compare.compare(*pair(one | {files: "x"}, other | {files: "y"}))
+    assert another["verdict"] == "not_comparable"
+    same = compare.compare(*pair(one | {files: "x"}, other | {files: "x"}))
+    assert "weights.loaded_root" in {item["field"] for item in same["dismissed"]}
+    assert same["verdict"] in ("near_tie", "divergent")
 
 
 @pytest.mark.parametrize(
@@ -303,3 +325,51 @@ def test_a_field_of_a_users_own_is_a_suspect_at_the_end_of_the_line() -> None:
     )
     assert [cause["field"] for cause in answer["causes"]] == ["generation.repetition_penalty", "my.kv_split"]
     assert Field("my.kv_split", 1) != Field("my.kv_split", 4)
+
+
+def test_the_mask_is_the_cause_where_it_alone_hides_a_token() -> None:
+    bare = Field.moot("batch.mask_holes", "nothing is hidden")
+    answer = compare.compare(*pair({"batch.mask_holes": bare}, {"batch.mask_holes": [[[1, 2]]]}, moved=9.0, margin=3.0))
+    assert (answer["verdict"], answer["inputs"]["equal"]) == ("divergent", True)
+    assert [cause["field"] for cause in answer["causes"]] == ["batch.mask_holes"]
+    assert "hides are not attended to" in answer["causes"][0]["because"]
+    assert "attention_mask" in answer["advice"][0]
+
+
+def test_keys_that_cover_a_mask_do_not_tell_whether_the_ids_differ() -> None:
+    a, b = pair({}, {"batch.mask_holes": [[[1, 2]]]}, moved=9.0, margin=3.0)
+    a = replace(a, sequences=(replace(a.sequences[0], input_ids=None, input_key="1"),))
+    b = replace(b, sequences=(replace(b.sequences[0], input_ids=None, input_key="2"),))
+    answer = compare.compare(a, b)
+    assert (answer["verdict"], answer["inputs"]["equal"]) == ("inconclusive", None)
+    said = {item["field"]: item["because"] for item in answer["unknown"] if item["would_decide"]}
+    assert "cover more than the ids" in said["input.token_ids"]
+
+
+def test_digests_beneath_a_cast_decide_whatever_the_files_say() -> None:
+    root, files = {"weights.loaded_root": "p1:sha256:" + "2" * 64}, {"weights.files_root": "x"}
+    one, other = {"model.dtype": "float32"}, {"model.dtype": "bfloat16"} | root
+
+    def judged(a: str, b: str, more: dict[str, Any], moved: float = 0.125, margin: float = 0.125) -> dict[str, Any]:
+        name = "weights.bfloat16_root"
+        sides = one | {name: a} | more, other | {name: b} | more
+        return compare.compare(*pair(*sides, moved=moved, margin=margin))
+
+    for far in ({}, {"moved": 9.0, "margin": 3.0}):
+        for more in ({}, files):
+            same = judged("1", "1", more, **far)
+            assert [cause["field"] for cause in same["causes"]] == ["model.dtype"]
+            assert same["verdict"] == ("divergent" if far else "near_tie")
+            changed = judged("1", "2", more, **far)
+            assert "weights.loaded_root" in {cause["field"] for cause in changed["causes"]}
+            assert changed["verdict"] == "not_comparable"
+
+
+def test_equal_parameters_under_other_tables_are_one_model_and_untied_ones_cannot_be_told_by_a_cast() -> None:
+    root, rope = {"weights.loaded_root": "p1:sha256:" + "2" * 64}, "model.rope_parameters"
+    same = {"weights.parameters_root": "1"}
+    answer = compare.compare(*pair({rope: 1} | same, {rope: 2} | same | root, moved=9.0, margin=3.0))
+    assert ([cause["field"] for cause in answer["causes"]], answer["verdict"]) == ([rope], "divergent")
+    untied = {"model.tied_weights": True, "weights.float16_root": "1"}
+    other = {"model.tied_weights": False, "weights.float16_root": "2"} | root
+    assert compare.compare(*pair(untied, other))["verdict"] == "inconclusive"

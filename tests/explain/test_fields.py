@@ -54,3 +54,26 @@ def test_a_value_or_its_state_stands_in_the_answer() -> None:
     assert fields.document(Field("x", 3)) == 3
     assert fields.document(unknown("x")) == {"state": "unknown", "reason": "the driver is not loaded"}
     assert fields.document(Field.unset("x")) == {"state": "unset"}
+
+
+def test_what_is_recorded_only_if_given_is_unset_where_the_other_settings_are_known() -> None:
+    name = "generation.stopping_criteria"
+    given = Field(name, ["mine.Stop"])
+    mode = Field("generation.mode", "greedy_search")
+    differing, blind = fields.compare({name: given, mode.name: mode}, {mode.name: mode})
+    assert [(item.name, item.a, item.b.state) for item in differing] == [(name, given, State.UNSET)]
+    assert blind == []
+    unseen = Field.unknown("generation.mode", "the decoding loop was not seen")
+    differing, blind = fields.compare({name: given, mode.name: mode}, {mode.name: unseen})
+    assert differing == []
+    assert name in {item.name for item in blind}
+
+
+def test_each_row_has_the_tokens_that_its_mask_hides() -> None:
+    one = run(outputs=[[5], [6]], inputs=[[1, 2], [3, 4]], fields={"batch.mask_holes": [[[0, 0]], []]})
+    own = [fields.of_sequence(one, row)["batch.mask_holes"] for row in one.sequences]
+    assert (own[0].value, own[1].state) == ([[0, 0]], State.NOT_APPLICABLE)
+    odd = run(fields={"batch.mask_holes": unknown("batch.mask_holes")})
+    assert fields.of_sequence(odd, odd.sequences[0])["batch.mask_holes"].state is State.UNKNOWN
+    short = run(outputs=[[5], [6]], inputs=[[1, 2], [3, 4]], fields={"batch.mask_holes": [[[0, 0]]]})
+    assert fields.of_sequence(short, short.sequences[1])["batch.mask_holes"].state is State.NOT_APPLICABLE

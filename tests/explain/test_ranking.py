@@ -197,7 +197,10 @@ def test_and_where_that_is_not_so_it_stays_a_suspect(name: str, shared: dict[str
 
 
 def test_tensors_follow_from_what_made_them() -> None:
-    assert "cast to another type" in judge("weights.loaded_root", "x", "y", also={"model.dtype"})
+    files = {"weights.files_root": "z"}
+    said = judge("weights.loaded_root", "x", "y", also={"model.dtype"}, shared=files)
+    assert "cast to another type" in said
+    assert judge("weights.loaded_root", "x", "y", also={"model.dtype"}) == ""
     assert judge("weights.loaded_root", "x", "y", also={"model.dtype", "weights.files_root"}) == ""
     assert judge("weights.loaded_root", "x", "y") == ""
 
@@ -363,9 +366,42 @@ def test_a_near_tie_is_harmless_only_where_it_is_known_what_moved_the_logits() -
     assert answer["verdict"] != "near_tie" or any(
         "if both ran on the same weights" in line for line in answer["advice"]
     )
+
+
+def test_logits_that_moved_where_nothing_differs_are_the_work_of_something_unseen() -> None:
+    """Equal runs of a CPU give equal logits: a nonzero move is evidence, and no near tie excuses it."""
     nothing = compare.compare(*pair())
-    assert (nothing["verdict"], nothing["causes"]) == ("near_tie", [])
+    assert (nothing["verdict"], nothing["causes"], nothing["explained"]) == ("divergent", [], False)
+    said = nothing["advice"][0]
+    assert said.startswith("Unexplained: something that decides was not recorded")
+    assert "Equal runs give equal logits here, and these moved" in said
+    assert "plain attribute" in said
     assert not any("neither output is wrong" in line for line in nothing["advice"])
+    told = {"device.in_use": ["cuda"], "torch.deterministic_algorithms": True}
+    assert compare.compare(*pair(told, told))["verdict"] == "divergent"
+
+
+def test_kernels_that_need_not_repeat_and_what_was_meant_may_have_turned_a_tie() -> None:
+    on = {"device.in_use": ["cuda"]}
+    gpu = compare.compare(*pair(on, on))
+    assert gpu["verdict"] == "near_tie"
+    assert not any("Equal runs" in line or "neither output is wrong" in line for line in gpu["advice"])
+    meant = pair({"batch.size": 1}, {"batch.size": 2})
+    assert compare.compare(*meant, declared=lambda name: name == "batch.size")["verdict"] == "near_tie"
+
+
+def test_what_was_recorded_from_the_outside_alone_is_named_as_what_may_hide_the_cause() -> None:
+    code = {"generation.logits_processor": ["mine.Ban"], "generation.stopping_criteria": ["mine.Stop"]}
+    said = compare.compare(*pair(code, code, moved=0.0, margin=2.0))["advice"][0]
+    assert "the likeliest are the values inside generation.logits_processor." in said
+    hooked = {"model.forward_hooks": 2, "model.monkey_patched": ["X.forward is y.z"]}
+    said = compare.compare(*pair(hooked, hooked, moved=9.0, margin=3.0))["advice"][0]
+    assert "what the hooks of model.forward_hooks do, what the code of model.monkey_patched does" in said
+    one, other = run([[5, 6]], fields=code), run([[5]], fields=code)
+    said = compare.compare(one, other)["advice"][0]
+    assert "the values inside generation.stopping_criteria" in said
+    gone = compare.compare(*pair({}, {"batch.mask_given": None}, moved=9.0, margin=3.0))
+    assert gone["advice"][0].startswith("Unexplained: something that decides was not recorded")
 
 
 def test_one_of_several_answers_is_named_so_that_it_can_be_found() -> None:
@@ -382,5 +418,6 @@ def test_a_cast_does_not_hide_another_model_where_the_logits_moved_further_than_
     assert {"model.dtype", "weights.loaded_root"} == {cause["field"] for cause in far["causes"]}
     assert far["verdict"] == "not_comparable"
     assert reports.settle(far, None, lambda name: name == "model.dtype") == 1
-    near = compare.compare(*pair({"model.dtype": "bfloat16"}, other))
+    files = {"weights.files_root": "z"}
+    near = compare.compare(*pair({"model.dtype": "bfloat16"} | files, other | files))
     assert [cause["field"] for cause in near["causes"]] == ["model.dtype"]

@@ -267,3 +267,31 @@ def test_the_guard_takes_tensors_that_keep_no_version_or_have_no_address() -> No
     assert readers.guard(frozen) == readers.guard(frozen)
     meta = nn.Linear(2, 2, device="meta")
     assert readers.guard(meta) == readers.guard(meta)
+
+
+# -- quantised after it was loaded --------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.qint8, 8), (torch.float16, 16)])
+def test_layers_tell_that_they_are_quantized_where_no_configuration_does(dtype: Any, bits: int) -> None:
+    small = torch.ao.quantization.quantize_dynamic(models.llama(), {nn.Linear}, dtype=dtype)
+    found = _fields(small)
+    assert "torch.ao.nn.quantized.dynamic" in str(found["model.quantization_config.quant_method"].value)
+    assert found["model.quantization_config.bits"].value == bits
+    assert found["model.quantization_config.group_size"].reason == "it was quantized without a configuration"
+
+
+def test_layers_and_tensors_of_known_packages_tell_it_too() -> None:
+    model = models.llama()
+    for home, name, bits in (("bitsandbytes.nn.modules", "Linear4bit", 4), ("hqq.core.quantize", "HQQLinear", None)):
+        kind = type(name, (nn.Identity,), {"__module__": home})
+        model.extra = kind()
+        found = _fields(model)
+        assert found["model.quantization_config.quant_method"].value == home.partition(".")[0]
+        assert (found["model.quantization_config.bits"].value if bits else None) == bits
+    tensor = type("Int4Tensor", (nn.Parameter,), {"__module__": "torchao.quantization"})
+    model.extra = nn.Module()
+    model.extra._parameters["weight"] = tensor(torch.ones(2))
+    assert _fields(model)["model.quantization_config.quant_method"].value == "torchao Int4Tensor"

@@ -297,3 +297,58 @@ def test_what_no_file_held_counts_as_it_was_initialised(saved: Path) -> None:
         torch.manual_seed(seed)
         roots.append(_root(_loaded(saved)))
     assert roots[0] == roots[2] != roots[1]
+
+
+# -- beneath a cast -----------------------------------------------------------------------------------
+
+
+def _narrowed(model: Any, kind: str, stop: Callable[[], bool] = _never) -> str:
+    entries = weights.of_tensors(model).entries
+    return weights.narrowed(entries, dict(model.named_parameters(remove_duplicate=False)).__getitem__, kind, stop)
+
+
+@pytest.mark.parametrize("kind", weights.HALVES)
+def test_a_model_and_its_cast_share_a_digest_and_a_change_beneath_does_not(kind: str) -> None:
+    dtype = getattr(torch, kind)
+    plain, cast, bent = models.llama(), models.llama().to(dtype), models.llama().to(dtype)
+    with torch.no_grad():
+        bent.model.layers[1].mlp.down_proj.weight[0, 0] *= 1.1
+    assert _narrowed(plain, kind) == _narrowed(cast, kind) == _narrowed(cast.float(), kind)
+    assert _narrowed(bent, kind) != _narrowed(plain, kind)
+    other = next(name for name in weights.HALVES if name != kind)
+    with pytest.raises(Missing, match=f"is {kind}, which {other} does not hold"):
+        _narrowed(bent, other)
+
+
+def test_a_large_or_strided_tensor_is_cast_whole_and_a_tied_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.randn(weights.CHUNK // 4 + 3 * weights.GRAIN + 5).reshape(-1, 1)
+    for tensor in (large, torch.randn(30, 70).t(), torch.empty(0)):
+        item = _entry(tensor.bfloat16())._replace(size=0)
+        found = weights.narrowed([_entry(tensor)], lambda _, kept=tensor: kept, "bfloat16")
+        assert found == WeightsManifest("parameters in bfloat16", (item,)).root
+    tied = models.llama(tie_word_embeddings=True)
+    seen: list[int] = []
+    whole = weights._cast
+
+    def counted(tensor: Any, kind: str, done: dict[object, str], stop: Callable[[], bool]) -> str:
+        before = len(done)
+        digest = whole(tensor, kind, done, stop)
+        seen.append(len(done) - before)
+        return digest
+
+    monkeypatch.setattr(weights, "_cast", counted)
+    _narrowed(tied, "float16")
+    assert seen.count(0) == 1
+
+
+def test_casting_stops_where_it_is_asked_to() -> None:
+    with pytest.raises(weights.Stopped):
+        _narrowed(models.llama(), "bfloat16", lambda: True)
+
+
+def test_parameters_are_told_apart_from_the_tables_beside_them() -> None:
+    one, other = models.llama(), models.llama()
+    other.model.rotary_emb.inv_freq.mul_(2)
+    first, second = weights.of_tensors(one), weights.of_tensors(other)
+    assert first.root != second.root
+    assert weights.parameters(first.entries) == weights.parameters(second.entries)
