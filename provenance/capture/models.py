@@ -227,11 +227,13 @@ class Job:
 
     def _more(self, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> None:
         """Say what the parameters come to without buffers, and in narrower types: what a cast hides is seen by that."""
-        found: dict[str, Callable[[], str]] = {"parameters": lambda: weights.parameters(entries)}
-        for kind in weights.HALVES:
-            found[kind] = partial(weights.narrowed, entries, lambda name: alive(items[name]), kind, self._stop)
-        for name, make in found.items():
-            field = f"weights.{name}_root"
+        half = partial(weights.narrowed, entries, lambda name: alive(items[name]), stop=self._stop)
+        found: dict[str, Callable[[], str]] = {
+            "weights.parameters_root": lambda: weights.parameters(entries),
+            "weights.bfloat16_root": lambda: half("bfloat16"),
+            "weights.float16_root": lambda: half("float16"),
+        }
+        for field, make in found.items():
             try:
                 made = Field(field, make(), source="hashed")
             except weights.Stopped:

@@ -21,6 +21,7 @@ __all__ = [
     "holds",
     "known",
     "label",
+    "lost",
     "named",
     "ordinary",
     "said",
@@ -40,6 +41,8 @@ MIXED = ("gsk_", "r8_", "npm_", "dop_v1_", "doo_v1_", "shpat_", "shpca_", "shppa
          "pk_live_", "pk_test_", "rk_live_", "rk_test_", "sbp_", "whsec_", "api_org_", "lin_api_", "hvs.", "hvb.",
          "ya29.", "pypi-", "xai-", "pplx-", "nvapi-", "tvly-", "gocspx-", "sq0atp-", "sq0csp-", "age-secret-key-",
          "tskey-")  # fmt: skip
+# What our own digests begin with: they are long, and no secrets.
+DIGESTS = ("sha256:", "hmac:", "p1:sha256:")
 BARE = ("AKIA", "ASIA", "AIza", "eyJ", "SG.")
 
 
@@ -219,6 +222,19 @@ def label(name: str, value: object) -> str:
 def holds(value: object) -> bool:
     """Say whether a value, with all that is in it, would lose something to `unsaid`."""
     return unsaid(value) != encode(value)
+
+
+def lost(value: object, among: tuple[bytes, ...] | None) -> bool:
+    """Say whether a value would lose something as a secret. Digests are none, and cost nothing."""
+    if isinstance(value, str):
+        return not value.startswith(DIGESTS) and said(value, among) != value
+    return isinstance(value, (list, tuple, dict)) and not _numbers(value) and holds(value)
+
+
+def _numbers(value: "list[object] | tuple[object, ...] | dict[object, object]") -> bool:
+    """Say whether a container holds numbers and nothing else."""
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return all(isinstance(item, (int, float)) for item in items)
 
 
 def tells(text: str) -> bool:

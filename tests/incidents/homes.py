@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provenance.catalogue.fields import table
+from provenance.facts import ARGUMENTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -148,6 +149,8 @@ def read_by(name: str) -> str:
         return path if f'"{rest}"' in _sources()[path] or f'}}.{rest}"' in _sources()[path] else ""
     if name.startswith("rng.torch_"):
         return "provenance/capture/moment.py" if "_state_sha256" in _sources()["provenance/capture/moment.py"] else ""
+    if name == ARGUMENTS:
+        return "provenance/capture/functions.py"
     if name.startswith("draft."):
         return "provenance/capture/models.py"
     if name in ("files.NAME", "loaded.NAME.path"):
