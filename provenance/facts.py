@@ -14,11 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from provenance.integrity.canonical import canonical, digest, plain, raw, restore
-from provenance.integrity.secrets import holds, known, said
-
-# What a call says where a secret was taken out of what it was given or gave: such inputs and outputs equal none.
-ARGUMENTS, TAKEN = "input.arguments", "a secret was taken out of the {}"
-DIGESTS = ("sha256:", "hmac:", "p1:sha256:")
+from provenance.integrity.secrets import known, lost, said
 
 
 class State(StrEnum):
@@ -69,14 +65,12 @@ class Field:
         return cls(name, None, State.NOT_APPLICABLE, reason)
 
     def clean(self, among: tuple[bytes, ...] | None = None) -> "Field":
-        """Return the field as it may be written: no secret in its reason, and none in its value, else without it.
-
-        ``among`` is what `secrets.known` says, for who asks of many fields at once.
+        """Return the field as it may be written. ``among`` is what `secrets.known` says, for who asks often.
 
         >>> Field.unknown("model.revision", "no folder https://me:pw@host").clean().reason
         'no folder https://[redacted]@host'
         """
-        if self.state is State.VALUE and _lost(self.value, among):
+        if self.state is State.VALUE and lost(self.value, among):
             return Field.secret(self.name, self.source)
         reason = said(self.reason, among) if self.reason else ""
         return self if reason == self.reason else Field(self.name, self.value, self.state, reason, self.source)
@@ -169,19 +163,6 @@ class Fingerprint:
         form = orjson.loads(document)
         forms = form["fields"]
         return cls._of(form["scope"], {name: Field.read(name, item) for name, item in forms.items()}, forms)
-
-
-def _lost(value: object, among: tuple[bytes, ...] | None) -> bool:
-    """Say whether a value would lose something as a secret. Digests are none, and cost nothing."""
-    if isinstance(value, str):
-        return not value.startswith(DIGESTS) and said(value, among) != value
-    return isinstance(value, (list, tuple, dict)) and not _numbers(value) and holds(value)
-
-
-def _numbers(value: "list[object] | tuple[object, ...] | dict[object, object]") -> bool:
-    """Say whether a container holds numbers and nothing else."""
-    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    return all(isinstance(item, (int, float)) for item in items)
 
 
 def plain_name(name: str) -> str:
