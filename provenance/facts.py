@@ -16,9 +16,6 @@ from typing import NamedTuple
 from provenance.integrity.canonical import canonical, digest, plain, raw, restore
 from provenance.integrity.secrets import known, lost, said
 
-# What a call says where a secret was taken out of what it was given or gave: such inputs and outputs equal none.
-ARGUMENTS, TAKEN = "input.arguments", "a secret was taken out of the {}"
-
 
 class State(StrEnum):
     """Whether a field has a value, and if not, why not."""
@@ -68,7 +65,11 @@ class Field:
         return cls(name, None, State.NOT_APPLICABLE, reason)
 
     def clean(self, among: tuple[bytes, ...] | None = None) -> "Field":
-        """Return the field as it may be written. ``among`` is what `secrets.known` says, for many fields at once."""
+        """Return the field as it may be written. ``among`` is what `secrets.known` says, for who asks often.
+
+        >>> Field.unknown("model.revision", "no folder https://me:pw@host").clean().reason
+        'no folder https://[redacted]@host'
+        """
         if self.state is State.VALUE and lost(self.value, among):
             return Field.secret(self.name, self.source)
         reason = said(self.reason, among) if self.reason else ""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
-from provenance.facts import ARGUMENTS, FINISHES, ROLE, TAKEN, VALUE, Field, Payload, SequenceEnd, State
-from provenance.integrity.secrets import GONE, named, unsaid, withheld
+from provenance.facts import FINISHES, ROLE, VALUE, Field, Payload, SequenceEnd, State
+from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, named, unsaid, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 

@@ -139,7 +139,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("input.messages_sha256", "input", "input", "call", "semantic", 4, "chat", "replay", "-"),
     Spec("input.rendered_prompt_sha256", "input", "input", "call", "semantic", 4, "chat", "replay", "date or tools slipped in"),
     Spec("input.tools_digest", "input", "input", "call", "semantic", 3, "chat", "replay", "order of keys and tools matters in the prompt"),
-    Spec("input.arguments", "input", "input", "call", "semantic", 5, "always", "give the secret under a name that is withheld, apart from what is compared", "stands where a secret was taken out of the arguments: such inputs equal none"),
+    Spec("input.arguments", "input", "input", "call", "semantic", 5, "always", "hand the secret over by a variable, not by an argument", "stands where a secret was taken out of the arguments: such inputs equal none"),
     Spec("input.truncated", "input", "input", "call", "semantic", 3, "always", "truncation=", "silent truncation"),
     Spec("input.empty", "input", "input", "call", "semantic", 2, "always", "prompt", "an empty prompt starts from the BOS token"),
     Spec("input.inputs_embeds_sha256", "input", "input", "call", "semantic", 2, "always", "replay", "-"),

@@ -18,7 +18,8 @@ from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
 from provenance.explain.rules import FILES, MADE, TENSORS, Pair, dismissal
-from provenance.facts import ARGUMENTS, TAKEN, Field
+from provenance.facts import Field
+from provenance.integrity.secrets import ARGUMENTS, TAKEN
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
 UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never adds up to certainty

@@ -16,23 +16,12 @@ from provenance.integrity.names import named, withheld
 from provenance.integrity.pairs import GONE
 from provenance.integrity.values import encode
 
-__all__ = [
-    "GONE",
-    "holds",
-    "known",
-    "label",
-    "lost",
-    "named",
-    "ordinary",
-    "said",
-    "scrub",
-    "tells",
-    "unsaid",
-    "withheld",
-    "without_password",
-]
+__all__ = ["ARGUMENTS", "GONE", "TAKEN", "holds", "known", "label", "lost", "named", "ordinary", "said", "scrub",
+           "tells", "unsaid", "withheld", "without_password"]  # fmt: skip
 
 # Long runs are possessive or bounded: hostile text must cost no more than its length.
+# Where a secret was taken out of what a call was given or gave: such inputs and outputs equal none.
+ARGUMENTS, TAKEN = "input.arguments", "a secret was taken out of the {}"
 # How the keys of known makers begin: with a sign behind it, in any case; some only where digits follow, for names of
 # packages begin so too; and some as they are.
 SIGNED = ("sk-", "sk_", "hf_", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "xoxa-", "xoxb-",
@@ -41,8 +30,6 @@ MIXED = ("gsk_", "r8_", "npm_", "dop_v1_", "doo_v1_", "shpat_", "shpca_", "shppa
          "pk_live_", "pk_test_", "rk_live_", "rk_test_", "sbp_", "whsec_", "api_org_", "lin_api_", "hvs.", "hvb.",
          "ya29.", "pypi-", "xai-", "pplx-", "nvapi-", "tvly-", "gocspx-", "sq0atp-", "sq0csp-", "age-secret-key-",
          "tskey-")  # fmt: skip
-# What our own digests begin with: they are long, and no secrets.
-DIGESTS = ("sha256:", "hmac:", "p1:sha256:")
 BARE = ("AKIA", "ASIA", "AIza", "eyJ", "SG.")
 
 
@@ -84,6 +71,7 @@ FORMS = [
 BINARY = (b'{"$":"byte', re.compile(rb'(\{"\$":"bytes","v":"|\{"\$":"bytearray","v":")([A-Za-z0-9+/=]*+)"'))
 PLACES = (b"PWD", b"OLDPWD")  # where a shell stands
 LEAST = 8
+DIGESTS = ("sha256:", "hmac:", "p1:sha256:")  # ours
 REMEMBERED = 500
 _known: dict[int, tuple[bytes, ...]] = {}
 
@@ -206,6 +194,20 @@ def _said(text: str, _known: tuple[bytes, ...]) -> str:
     return text if left is data else left.decode("utf-8", "surrogatepass")
 
 
+def lost(value: object, among: tuple[bytes, ...] | None = None) -> bool:
+    """Say whether the value of a field would lose something as a secret. Digests and numbers cost nothing.
+
+    >>> lost("at https://me:pw@host"), lost(["password=abc"]), lost("sha256:00ff"), lost([1, 2])
+    (True, True, False, False)
+    """
+    if isinstance(value, str):
+        return not value.startswith(DIGESTS) and said(value, among) != value
+    if not isinstance(value, (list, tuple, dict)):
+        return False
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return not all(isinstance(item, (int, float)) for item in items) and holds(value)
+
+
 def label(name: str, value: object) -> str:
     """Return the text of a label (a tag, a name), without what is secret by the label's name or by its own form.
 
@@ -222,19 +224,6 @@ def label(name: str, value: object) -> str:
 def holds(value: object) -> bool:
     """Say whether a value, with all that is in it, would lose something to `unsaid`."""
     return unsaid(value) != encode(value)
-
-
-def lost(value: object, among: tuple[bytes, ...] | None) -> bool:
-    """Say whether a value would lose something as a secret. Digests are none, and cost nothing."""
-    if isinstance(value, str):
-        return not value.startswith(DIGESTS) and said(value, among) != value
-    return isinstance(value, (list, tuple, dict)) and not _numbers(value) and holds(value)
-
-
-def _numbers(value: "list[object] | tuple[object, ...] | dict[object, object]") -> bool:
-    """Say whether a container holds numbers and nothing else."""
-    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    return all(isinstance(item, (int, float)) for item in items)
 
 
 def tells(text: str) -> bool:

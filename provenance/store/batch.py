@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from provenance.facts import ARGUMENTS, ROLE, SEALED, STATUSES, TAKEN, End, Noted, Payload, Record, Start, Stream
+from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
+from provenance.integrity.secrets import ARGUMENTS, TAKEN
 from provenance.store import leaves, rolling, tables
 from provenance.store.bodies import Bodies
 from provenance.store.rows import EMPTY_RUN, EMPTY_SEQUENCE, Bulk, Documents, Rows, clean, write

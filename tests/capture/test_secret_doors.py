@@ -154,3 +154,57 @@ def test_labels_of_the_environment_are_scrubbed_again(python: Command, db: Path,
     assert b"nightly" in data
     assert b"Zq7a1b2c3d4" not in data
     assert b"Zq7a1b2c3d5" not in data
+
+
+def test_a_model_of_a_url_with_credentials_leaves_none_of_them_in_reasons(python: Command, db: Path) -> None:
+    code = (
+        "import sys, torch, provenance\nfrom transformers import AutoModelForCausalLM\n"
+        "plain = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "for part in (plain.config, plain.generation_config):\n"
+        "    part._name_or_path = 'https://u:Zq7first11@host/x?token=Zq7second22&key=Zq7third33'\n"
+        "    part._commit_hash = None\n"
+        "model = provenance.wrap(plain)\n"
+        "model.generate(torch.tensor([[1, 2]]), max_new_tokens=1)\nprovenance.flush()"
+    )
+    done = python(code, str(ROOT / "provenance" / "data" / "tiny"))
+    assert done.returncode == 0, done.stderr
+    data = b"".join(path.read_bytes() for path in db.parent.rglob("*") if path.is_file())
+    assert b"model.revision" in data
+    for secret in (b"Zq7first11", b"Zq7second22", b"Zq7third33"):
+        assert secret not in data
+
+
+CALLS = """
+import provenance
+
+@provenance.record
+def connect(password, text):
+    return text
+
+@provenance.record
+def opened(text):
+    return {"password": text}
+
+connect("Zq7first11", "a")
+connect("Zq7second22", "b")
+opened("one")
+opened("two")
+connect("", "a")
+connect("", "b")
+provenance.flush()
+"""
+
+
+def test_calls_that_lost_a_secret_are_not_taken_for_equal(python: Command, command: Command) -> None:
+    assert python(CALLS).returncode == 0
+    told = json.loads(command("diff", "last~5", "last~4", "--json").stdout)
+    assert told["inputs"]["equal"] is None
+    assert told["verdict"] == "inconclusive"
+    assert "input.arguments" in [item["field"] for item in told["unknown"]]
+    text = command("diff", "last~5", "last~4")
+    assert text.returncode == 3
+    assert "a secret was taken out of the arguments" in text.stdout
+    results = command("diff", "last~3", "last~2")
+    assert json.loads(command("diff", "last~3", "last~2", "--json").stdout)["verdict"] != "same", results.stdout
+    plain = json.loads(command("diff", "last~1", "last", "--json").stdout)
+    assert plain["inputs"]["equal"] is False

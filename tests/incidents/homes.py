@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from provenance.catalogue.fields import table
-from provenance.facts import ARGUMENTS
+from provenance.integrity.secrets import ARGUMENTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -163,3 +163,81 @@ def test_what_holds_nothing_is_the_same_object() -> None:
 )
 def test_a_password_is_split_from_its_url(url: str, left: str, password: str) -> None:
     assert secrets.without_password(url) == (left, password)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["bfloat16", "/usr/bin", "localhost", "production", "localhost:8080", "us-east-1", "~/models/a-b", "db.example.com:5432",
+     "https://auth.example.com/path", "flash_attention_2", "1234567890", "meta-llama", "sqlite:////home/me/p.db"],
+)  # fmt: skip
+def test_an_ordinary_value_of_a_secret_variable_stays_in_other_texts(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("MY_SECRET", value)
+    assert value.encode() in secrets.scrub(f"it ran with {value} today".encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["hunter2hunter2", "correcthorsebattery9", "correct horse battery", "correct-horse-battery-staple", "Sommer2024", "p@ss/w0rd",
+     "AbCdEfGh", "0f8fad5bd9cb469f", "/8fHs7Gh2AbCdEfGhIjKl/x", "qwertyuiopasdfghjkl"],
+)  # fmt: skip
+def test_a_secret_of_a_variable_leaves_every_text(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MY_SECRET", value)
+    from urllib.parse import quote
+
+    for text in (f"it ran with {value} today", f"https://host/{quote(value, safe='')}/x", json.dumps([f"x{value}y"])):
+        left = secrets.scrub(text.encode())
+        assert b"[redacted]" in left
+        assert value.encode() not in left
+
+
+def test_a_password_in_the_url_of_any_variable_leaves_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "postgresql://me:hunter2hunter2@host/db")
+    assert secrets.scrub(b"failed for hunter2hunter2") == b"failed for [redacted]"
+
+
+def test_a_value_with_many_dashes_is_judged_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", "-" * 5000 + "!")
+    assert secrets.scrub(b"nothing") == b"nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("cookie_recipe", False), ("cookies_eaten", False), ("cookie_jar", True), ("cookie", True), ("Set-Cookie", True),
+     ("cookie_secret", True), ("session_cookie", True), ("secret_phrase", True), ("pw", True), ("conv_pw", False)],
+)  # fmt: skip
+def test_a_cookie_that_stands_first_decides_by_what_follows(name: str, secret: bool) -> None:
+    assert secrets.named(name) == secret
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["basic understanding", "digest mismatch", "the digest sha256:00ff00ff00ff", "Unexpected token abcdefghijklmnopq",
+     '["api_key", "query"]', "['password', 'username']", "https://ann@host/x", "ssh://git@host/x", "pypi-attestations",
+     "pass: prefill", '{"pass": "prefill"}', "?page=12&next_token=abcd", "key -> value", "f(token) -> str", "hf_hub_enable_transfer",
+     '{"name": "temperature", "value": 0.5}', '{"name": "eos_token", "value": "hello12"}', "<b>token</b>", "<tokens>12 34</tokens>",
+     "asiapacificregions", "cookie_recipe='two eggs'", "npm_config_registry_url", "forward_pass=first1"],
+)  # fmt: skip
+def test_more_innocent_text_stays_as_it_is(text: str) -> None:
+    for data in (text.encode(), json.dumps([text]).encode(), values.encode({"args": [text]})):
+        assert secrets.scrub(data) is data
+
+
+@pytest.mark.parametrize(
+    "text", ["<password>" * 100_000, '"name": "api_key", ' * 50_000, '"value": "x", ' * 70_000, "://a1" * 200_000, "://" + "a1" * 500_000,
+             "password -> " * 80_000, "password%3D" * 90_000, "bearer " * 140_000, "token provided " * 60_000, "password" + "\\" * 1_000_000,
+             "password" + "\u00a0" * 300_000, '["api_key","x12345678"],' * 40_000, "sk-a-" * 200_000, "&key=" * 200_000,
+             "</<token>" * 100_000],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_more_hostile_text_comes_to_an_end(text: str) -> None:
+    assert len(secrets.scrub(text.encode())) > 0
+
+
+def test_bytes_that_are_text_are_looked_into() -> None:
+    value = {"body": b"password=hunter2x", "other": bytearray(b"api_key: abc12345"), "plain": b"\xff\x00"}
+    left = values.decode(secrets.unsaid(value))
+    assert left == {"body": b"password=[redacted]", "other": bytearray(b"api_key: [redacted]"), "plain": b"\xff\x00"}
+    assert secrets.holds(value)
+    assert not secrets.holds([b"plain"])
