@@ -1,7 +1,7 @@
 """A regression set: recorded runs frozen as expected outputs, and made again after a change.
 
-The set is one file, ``NAME.baseline.json``, in the form of exported runs (``provenance/runs/1``) with a head of its
-own: it lies in git, goes to any machine, and `provenance diff` reads it too. It holds prompts and outputs.
+The set is one file, ``NAME.baseline.json``: exported runs under a head of its own, the fields that all of them share
+written once. It lies in git, goes to any machine, and `provenance diff` reads it too. It holds prompts and outputs.
 """
 
 import json
@@ -25,7 +25,6 @@ from provenance.replay.verdict import Policy, Result, judge
 from provenance.store import export
 
 SCHEMA = "provenance/baseline-check/1"
-FORMAT = 1
 SUFFIX = ".baseline.json"
 WIDTH = 118
 
@@ -54,12 +53,18 @@ def place(name: str) -> Path:
 def dumps(name: str, runs: Sequence[Run]) -> str:
     """Return runs as a baseline: readable, and equal to the byte for equal runs."""
     forms = [orjson.loads(export.dumps(run)) for run in runs]
-    head = {"format": FORMAT, "name": name, "runs": len(forms), "digest": _digest(forms)}
-    return _pretty({"schema": export.SEVERAL, "baseline": head, "runs": forms}, 0) + "\n"
+    first = forms[0]["fields"]
+    shared = {key: part for key, part in first.items() if all(form["fields"].get(key) == part for form in forms)}
+    for form in forms:
+        form["fields"] = {key: part for key, part in form["fields"].items() if key not in shared}
+    body = {"fields": shared, "runs": forms}
+    head = {"name": name, "runs": len(forms), "digest": _digest(body)}
+    return _pretty({"schema": export.BASELINE, "baseline": head, **body}, 0) + "\n"
 
 
-def _digest(forms: list[Any]) -> str:
-    return file_digest(orjson.dumps(forms, option=orjson.OPT_SORT_KEYS))
+def _digest(form: dict[str, Any]) -> str:
+    body = {name: form.get(name) for name in ("fields", "runs")}
+    return file_digest(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 
 def _pretty(form: Any, depth: int) -> str:
@@ -97,12 +102,12 @@ def read(name: str) -> Baseline:
         raise BadFile(f"there is no baseline at {path}. `provenance baseline record NAME RUN...` writes one.")
     form = export.form_of(path)
     head = form.get("baseline") if isinstance(form, dict) else None
-    if not isinstance(head, dict):
-        raise BadFile(f"{path} is no baseline: it has no head. `provenance baseline record` writes one.")
-    if head.get("format") != FORMAT:
-        raise BadFile(f"{path} has format {head.get('format')!r}; this version reads {FORMAT}. Record it again.")
+    if not isinstance(head, dict) or form.get("schema") != export.BASELINE:
+        raise BadFile(
+            f"{path} is no baseline: its schema is not {export.BASELINE!r}; `provenance baseline record` writes one."
+        )
     runs = export.runs_of(form, path)
-    if head.get("digest") != _digest(form["runs"]):
+    if head.get("digest") != _digest(form):
         raise BadFile(
             f"{path} is not as it was written: its digest is not that of its runs. Take it from git as it was, or "
             "record it again; --allow and --vary let a field differ."

@@ -43,14 +43,14 @@ class Result:
         if self.answer is not None:
             return reports.cases(self.answer)
         sides = [{"run": self.original.run_id, "prompt": s.row, "return": s.ret} for s in self.original.sequences]
-        shared = {"verdict": self.verdict, "code": self.code, "allowed": False, "causes": (), "at": None}
-        return [reports.Case(story.place(side), side, side, **shared) for side in sides]
+        bare = reports.Case("", {}, {}, self.verdict, self.code, allowed=False, causes=(), at=None)
+        return [bare._replace(name=story.place(side), a=side, b=side) for side in sides]
 
     def told(self) -> list[reports.Told]:
         """Return its sequences for JUnit, named by the original."""
         if self.answer is not None:
-            return [item._replace(name=story.place(case.a)) for item, case in zip(
-                reports.told(self.answer), self.cases(), strict=True)]  # fmt: skip
+            pairs = zip(reports.told(self.answer), self.cases(), strict=True)
+            return [item._replace(name=story.place(case.a)) for item, case in pairs]
         return [reports.Told(case.name, case.code, case.verdict, self.why) for case in self.cases()]
 
     def document(self) -> dict[str, Any]:

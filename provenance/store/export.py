@@ -18,8 +18,9 @@ from provenance.integrity import values
 from provenance.integrity.canonical import plain
 from provenance.store.foreign import SCHEMA, read
 
-__all__ = ["MAX_BYTES", "SCHEMA", "SEVERAL", "document", "dumps", "read", "read_file", "read_runs"]
+__all__ = ["BASELINE", "MAX_BYTES", "SCHEMA", "SEVERAL", "document", "dumps", "read", "read_file", "read_runs"]
 SEVERAL = "provenance/runs/1"
+BASELINE = "provenance/baseline/1"  # several runs whose common fields stand once: a regression set
 MAX_BYTES = 512 << 20
 
 
@@ -114,9 +115,17 @@ def runs_of(form: Any, path: Path) -> list[Run]:
 
     Raises BadFile.
     """
-    if not isinstance(form, dict) or form.get("schema") != SEVERAL:
+    if not isinstance(form, dict) or form.get("schema") not in (SEVERAL, BASELINE):
         return [read(form, str(path))]
     forms = form.get("runs")
     if not isinstance(forms, list) or not forms:
         raise BadFile(f"{path} is damaged: it says that it holds several runs, and holds none; export them again.")
-    return [read(item, f"run {number} of {path}") for number, item in enumerate(forms, 1)]
+    shared = form.get("fields") if form["schema"] == BASELINE else None
+    return [read(_whole(item, shared), f"run {number} of {path}") for number, item in enumerate(forms, 1)]
+
+
+def _whole(form: Any, shared: Any) -> Any:
+    """Return the document of a run with the fields that it shares with others."""
+    if not shared or not isinstance(form, dict) or not isinstance(form.get("fields"), dict):
+        return form
+    return {**form, "fields": {**shared, **form["fields"]}} if isinstance(shared, dict) else {**form, "fields": shared}
