@@ -15,7 +15,7 @@ from provenance.facts import Run
 from provenance.replay import baseline as baselines
 from provenance.replay.baseline import SUFFIX, Check
 from provenance.replay.plan import value
-from provenance.store import queries
+from provenance.store import export, queries
 
 MOST = 10_000
 Name = Annotated[str, typer.Argument(metavar="NAME", help=f"The set: a name or path, of the file NAME{SUFFIX}.")]
@@ -82,10 +82,9 @@ def _room(path: Path) -> None:
     if not path.parent.is_dir():
         raise BadFile(f"there is no folder {path.parent}; make it, or choose another name.")
     if path.exists():
-        try:
-            baselines.read(str(path))
-        except BadFile as error:
-            raise BadFile(f"{path} is there already and is no baseline as written: {error}") from None
+        text = path.read_bytes()[:200] if path.is_file() else b""
+        if export.BASELINE.encode() not in text:
+            raise BadFile(f"{path} is there already and is no baseline; move it away, or choose another name.")
 
 
 # -- check ------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def replay(
         raise UsageError("a replay makes a whole batch again, since a row depends on its batch; name the run alone.")
     chosen = policy([run], allow, vary, fail_on)
     record_into(db)
-    made = rerun.rerun(run, load.load(run, model or None), chosen.allowed, own_switches=own_switches)
+    made = rerun.rerun(run, load.Once(run, model or None), chosen.allowed, own_switches=own_switches)
     rerun.fetch([made])
     result = judge(made, chosen)
     if junit is not None:

@@ -68,17 +68,24 @@ def _digest(form: dict[str, Any]) -> str:
 
 
 def _pretty(form: Any, depth: int) -> str:
-    """Write JSON so that a part stands on one line wherever it fits: a token or a field is a line of a diff."""
+    """Write JSON so that a part stands on one line wherever it fits: a field, or a token, is a line of a diff."""
     line = json.dumps(form, ensure_ascii=False)
     if not isinstance(form, (dict, list)) or not form or len(line) + 2 * depth <= WIDTH:
         return line
     pad = "  " * (depth + 1)
     if isinstance(form, dict):
-        parts = [f"{json.dumps(key, ensure_ascii=False)}: {_pretty(part, depth + 1)}" for key, part in form.items()]
+        parts = [f"{json.dumps(key, ensure_ascii=False)}: {_part(key, part, depth + 1)}" for key, part in form.items()]
         return "{\n" + ",\n".join(pad + part for part in parts) + "\n" + "  " * depth + "}"
     if not any(isinstance(part, (dict, list)) for part in form):
         return "[\n" + _filled(list(map(json.dumps, form)), pad) + "\n" + "  " * depth + "]"
     return "[\n" + ",\n".join(pad + _pretty(part, depth + 1) for part in form) + "\n" + "  " * depth + "]"
+
+
+def _part(key: str, form: Any, depth: int) -> str:
+    if key != "steps" or not form:
+        return _pretty(form, depth)
+    pad = "  " * (depth + 1)
+    return "[\n" + ",\n".join(pad + json.dumps(step) for step in form) + "\n" + "  " * depth + "]"
 
 
 def _filled(words: list[str], pad: str) -> str:
@@ -214,11 +221,9 @@ def check(
         groups.setdefault(load.key(run), []).append(run)
     made: dict[str, rerun.Rerun] = {}
     for runs in groups.values():
-        told(f"loading {plans.value(runs[0], 'model.name_or_path') or plans.value(runs[0], 'model.class')}")
-        loaded = load.load(runs[0], source)
+        once = load.Once(runs[0], source)  # the one before is let go of first
         for run in runs:
             told(f"replaying {run.run_id[:18]}")
-            made[run.run_id] = rerun.rerun(run, loaded, policy.allowed, own_switches=own_switches)
-        del loaded  # before the next one is loaded
+            made[run.run_id] = rerun.rerun(run, once, policy.allowed, own_switches=own_switches)
     rerun.fetch(list(made.values()))
     return Check(held.name, [judge(made[run.run_id], policy) for run in held.runs], fail_over)

@@ -46,6 +46,20 @@ def key(run: Run) -> str:
     return repr((run.digests.get("model") or run.run_id, roots))
 
 
+class Once:
+    """Loads the model of a run when it is first wanted, and keeps it."""
+
+    def __init__(self, run: Run, source: str | Callable[[], Any] | None = None) -> None:
+        self.run, self.source = run, source
+        self.loaded: Loaded | None = None
+
+    def __call__(self) -> Loaded:
+        """Return the model."""
+        if self.loaded is None:
+            self.loaded = load(self.run, self.source)
+        return self.loaded
+
+
 def load(run: Run, source: str | Callable[[], Any] | None = None) -> Loaded:
     """Load the model of a run. ``source`` is a path, ``module:function``, or something to call for a model.
 

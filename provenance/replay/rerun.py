@@ -48,15 +48,25 @@ def refused(lost: Sequence[Lost], allowed: Named) -> list[Lost]:
     return [item for item in lost if item.level == NEEDED or (item.level == ASKED and not allowed(item.field))]
 
 
-def rerun(original: Run, loaded: Loaded, allowed: Named = lambda _: False, *, own_switches: bool = False) -> Rerun:
-    """Make a recorded call again with a model that was loaded for it, and record it.
+def rerun(
+    original: Run, loading: Callable[[], Loaded], allowed: Named = lambda _: False, *, own_switches: bool = False
+) -> Rerun:
+    """Make a recorded call again, and record it. ``loading`` gives its model, and is asked only if it can be made.
 
-    Raises UsageError for a run that is no `generate` of transformers, or where nothing can be recorded.
+    Raises UsageError for a run that is no `generate` of transformers, or where nothing can be recorded, and what
+    loading raises.
     """
     if recorders.current() is None:
         raise UsageError(f"a replay is a recorded run, and nothing can be recorded here: {recorders.refused()}.")
     plan = plans.make(original)
-    made = Rerun(original, lost=[*plan.lost, *loaded.lost])
+    made = Rerun(original, lost=list(plan.lost))
+    if any(item.level == NEEDED for item in made.lost):
+        made.refused = refused(made.lost, allowed)
+        return made
+    loaded = loading()
+    made.lost += loaded.lost
+    if loaded.tokenizer is None and _stops(plan):
+        made.lost.append(Lost("generation.stop_strings", "they are found by a tokenizer, and there is none", ASKED))
     made.refused = refused(made.lost, allowed)
     if made.refused:
         return made
@@ -72,7 +82,7 @@ def _generate(made: Rerun, plan: Plan, loaded: Loaded) -> None:
     model, before = loaded.model, loaded.model.generation_config
     own, arguments = _settings(plan, made.lost)
     arguments |= _inputs(plan, loaded)
-    if arguments.get("stop_strings") or getattr(own, "stop_strings", None) or plan.config.get("stop_strings"):
+    if _stops(plan):
         arguments["tokenizer"] = loaded.tokenizer
     _history(model, made.original)
     model.generation_config = own
@@ -90,6 +100,10 @@ def _generate(made: Rerun, plan: Plan, loaded: Loaded) -> None:
     finally:
         wrap.uninstrument(model)
         model.generation_config = before
+
+
+def _stops(plan: Plan) -> bool:
+    return any(table.get("stop_strings") for table in (plan.call, plan.config, plan.own, plan.library))
 
 
 def _inputs(plan: Plan, loaded: Loaded) -> dict[str, Any]:

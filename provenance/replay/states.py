@@ -80,7 +80,11 @@ def _switch(torch: Any, run: Run, stack: ExitStack, lost: list[Lost]) -> None:
 
 
 def _cast(torch: Any, run: Run, stack: ExitStack, lost: list[Lost]) -> None:
-    """Enter the autocast that the call ran under."""
+    """Enter the autocast that the call ran under, and the mode without gradients."""
+    if value(run, "torch.inference_mode") is True:
+        stack.enter_context(torch.inference_mode())
+    elif value(run, "torch.grad_mode") is False:
+        stack.enter_context(torch.no_grad())
     for device in AUTOCAST:
         name = f"torch.autocast.{device}"
         wanted = value(run, name)
