@@ -140,7 +140,9 @@ def test_what_the_checkpoint_says_of_decoding_has_no_say(tmp_path: Path, db: Pat
     run = record(folder, db, CALLS["greedy"], lambda m: setattr(m.generation_config, "repetition_penalty", 1.3))
     assert run.fields["generation.repetition_penalty"].source == "model"
     path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "temperature": 0.1, "max_new_tokens": 3}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"do_sample": True, "temperature": 0.1, "max_new_tokens": 3})
+    )
     replay = held(again(run))
     assert replay.fields["generation.repetition_penalty"].value == 1.3
 
@@ -281,7 +283,9 @@ def test_switches_are_restored_and_put_back(tmp_path: Path, db: Path) -> None:
         own = again(run, own_switches=True).run
         assert own is not None
         assert [own.fields[name].value for name in names] == [1, False, False, False, "off", False]
-        assert {item.name for item in own.fields.values() if item.name in names and item != run.fields[item.name]} == set(names)
+        assert {
+            item.name for item in own.fields.values() if item.name in names and item != run.fields[item.name]
+        } == set(names)
     finally:
         torch.set_num_threads(stood[0])
         torch.backends.mkldnn.deterministic = stood[1]
@@ -396,7 +400,9 @@ def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path, db: Path) -> 
     folder = save(tmp_path / "ck")
     run = record(folder, db, CALLS["greedy"])
     folder.rename(tmp_path / "moved")
-    with pytest.raises(BadFile, match=r"there is no checkpoint at .*ck, where run .* had its model; name it with --model PATH"):
+    with pytest.raises(
+        BadFile, match=r"there is no checkpoint at .*ck, where run .* had its model; name it with --model PATH"
+    ):
         again(run)
     held(again(run, str(tmp_path / "moved")))
 
