@@ -54,11 +54,11 @@ def places(place: Path) -> dict[str, str]:
 @pytest.fixture
 def work(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copy the folder of the recordings, and work in the copy."""
-    for name in place.iterdir():
-        if name.is_dir():
-            shutil.copytree(name, tmp_path / name.name, dirs_exist_ok=True)
+    for there in place.iterdir():
+        if there.is_dir():
+            shutil.copytree(there, tmp_path / there.name, dirs_exist_ok=True)
         else:
-            shutil.copy(name, tmp_path / name.name)
+            shutil.copy(there, tmp_path / there.name)
     for name, value in places(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

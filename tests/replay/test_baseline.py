@@ -134,7 +134,12 @@ def test_a_set_of_two_models_is_checked_with_each_loaded_once(
     held = write(tmp_path / "set.baseline.json", [*recorded, other])
     seen: list[str] = []
     real = load.load
-    monkeypatch.setattr(load, "load", lambda run, source: [seen.append(run.run_id), real(run, source)][1])
+
+    def counted(run: Run, source: Any) -> load.Loaded:
+        seen.append(run.run_id)
+        return real(run, source)
+
+    monkeypatch.setattr(load, "load", counted)
     found = baseline.check(held, None, Policy())
     assert [result.verdict for result in found.results] == ["same"] * 4
     assert (found.code, found.counts()) == (0, (8, 8, 0, 0))

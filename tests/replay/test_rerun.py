@@ -373,7 +373,7 @@ def test_a_model_without_a_checkpoint_comes_from_a_function(tmp_path: Path, db: 
     provenance.wrap(model)
     CALLS["sampled"](model)
     run = models.last(db)
-    with pytest.raises(UsageError, match="built in memory. Name a checkpoint with --model PATH, or a function"):
+    with pytest.raises(UsageError, match=r"built in memory\. Name a checkpoint with --model PATH, or a function"):
         again(run)
     held(again(run, models.llama))
     held(again(run, "tests.fakes.models:llama"))
