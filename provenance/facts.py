@@ -378,6 +378,8 @@ class Sequence:
     steps: tuple[Step, ...] = ()
     logits_dtype: str = ""
     no_evidence: str = ""  # why there are no steps
+    mask: tuple[int, ...] | None = None  # over the whole width of the batch, where it has holes
+    media: tuple[str, ...] = ()  # what stood beside the ids or in their place: name, type, shape and digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +400,4 @@ class Run:
     error: str = ""
     key_id: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)  # environment, switches, model, settings, weights
+    states: Mapping[str, bytes] = field(default_factory=dict)  # random states before the call, where tokens were drawn

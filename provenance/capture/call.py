@@ -46,6 +46,7 @@ class Labels:
     run_ids: list[str] = field(default_factory=list)
     fields: dict[str, Field] = field(default_factory=dict)
     over: bool = False
+    kind: str = ""  # "replay": a call that was made again
 
     def set_field(self, name: str, value: object) -> None:
         """Add a field of your own to the calls of this block, from now on: those that run, and those to come.
@@ -178,6 +179,8 @@ class Call:
         facts["context.call_index"] = recorder.serial()
         facts["runtime"], facts["operation"] = self.runtime, self.operation
         if labels is not None:
+            if labels.kind:
+                facts["kind"] = labels.kind
             # Whoever set them, and however: here labels go into a record.
             if labels.name:
                 facts["name"] = said(str(labels.name))

@@ -20,7 +20,7 @@ from provenance.integrity.digests import file_digest
 MEDIA_BYTES = 64 << 20
 HOLES, ODD = "batch.mask_holes", "call, of another shape"
 # What can stand beside the ids of a prompt, a row for each of its rows.
-BESIDE = ("decoder_input_ids", "decoder_attention_mask", "token_type_ids", "negative_prompt_ids",
+BESIDE = ("decoder_input_ids", "decoder_attention_mask", "token_type_ids", "position_ids", "negative_prompt_ids",
           "negative_prompt_attention_mask")  # fmt: skip
 EOS, LENGTH, STOP, TIME, CRITERIA, RETURNED = (
     FINISHES.index(name) for name in ("eos", "length", "stop_string", "max_time", "criteria", "returned")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from provenance.cli import render
-from provenance.cli.opened import FOREIGN, Db, Given, Json, Place, Runs, is_file, split
-from provenance.errors import BadFile, ProvenanceError, UsageError
+from provenance.cli.opened import FOREIGN, Db, Given, Json, Junit, Place, Runs, is_file, split, write
+from provenance.errors import ProvenanceError, UsageError
 from provenance.explain import compare, reports, story
 from provenance.explain.history import Evidence, Observation, evidence
 from provenance.facts import Run
@@ -33,7 +33,6 @@ Vary = Annotated[
 ]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")]
 Sarif = Annotated[Path | None, typer.Option("--sarif", help="Write SARIF 2.1.0, for code scanning.")]
-Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML, for CI.")]
 
 
 def diff(
@@ -73,7 +72,7 @@ def diff(
     except FOREIGN as error:
         raise runs.strange(given, make) or error from None
     for path, text in files:
-        _write(path, text)
+        write(path, text)
     say()
     return code
 
@@ -168,19 +167,12 @@ def _saying(answer: dict[str, Any], a: Run, b: Run, json: bool, markdown: bool) 
     elif markdown:
         text = story.markdown(answer)
     else:
-        lines = [*story.lines(answer), *_outputs(answer, a, b)]
+        lines = [*story.lines(answer), *outputs(answer, a, b)]
         return partial(render.lines, lines)
     return partial(sys.stdout.write, text)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise BadFile(f"{path} cannot be written: {error.strerror}.") from None
-
-
-def _outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
+def outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
     """Show the two outputs of the pair, where their texts were kept."""
     texts = [_text(run, answer[side]) for run, side in ((a, "a"), (b, "b"))]
     if answer["verdict"] == "same" or None in texts:

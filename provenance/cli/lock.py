@@ -9,10 +9,11 @@ import typer
 
 from provenance.cli import render
 from provenance.cli.environment import Everything, document, tell
-from provenance.cli.opened import Db, Json, Runs
+from provenance.cli.opened import Db, Json, Junit, Runs, write
 from provenance.cli.sides import side
 from provenance.determinism import lock as locks
 from provenance.errors import BadFile
+from provenance.explain import reports
 from provenance.facts import Field
 from provenance.fingerprint import checkpoint
 from provenance.settings import remembered_digests
@@ -66,6 +67,7 @@ def check(
     vary: Annotated[list[str] | None, typer.Option("--vary", help="This field may have any value.")] = None,
     everything: Everything = False,
     json: Json = False,
+    junit: Junit = None,
     db: Db = "",
 ) -> int:
     """Compare this machine, and the locked model, with provenance.lock.
@@ -85,11 +87,24 @@ def check(
         raise BadFile(f"{where} was made from a recorded run; compare it with one: provenance check --run last.")
     fields, _ = _now(model, run, db)
     found = locks.diff(held, locks.Lock(fields, ran=bool(run)), allow or (), vary or ())
+    if junit is not None:
+        write(junit, reports.suite("provenance check", "provenance.check", _cases(found)))
     if json:
         render.emit({"schema": "provenance/check/1", **document(found)})
     else:
         tell(found, "locked", "now", everything)
     return found.code
+
+
+def _cases(found: locks.Comparison) -> list[reports.Told]:
+    """Return a test case for each field that moved or could not be told, and one for all that held."""
+    cases = []
+    for item in found.changed:
+        text = f"{item.name} was {item.before.show()} and is {item.now.show()} ({item.effect})"
+        code = 0 if item.allowed else reports.FAILED
+        cases.append(reports.Told(item.name, code, "drift", text + (", allowed" if item.allowed else "")))
+    cases += [reports.Told(gap.name, reports.UNTOLD, "unknown", f"{gap.name}: {gap.because}") for gap in found.blind]
+    return [*cases, reports.Told("what held", 0, "held", f"{found.equal} fields are equal")]
 
 
 def _now(model: Path | None, run: str, db: str) -> tuple[dict[str, Field], dict[str, str]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Db = Annotated[
     str, typer.Option("--db", help="Database: a path or a URL. Default: PROVENANCE_DB, else the user's own.")
 ]
+Junit = Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML, for CI.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Place = tuple[int, int | None] | None
 Given = list[tuple[Run, Place]]
@@ -79,6 +80,14 @@ def split(reference: str) -> tuple[str, Place]:
         return reference, None
     ret = match.group(3)
     return match.group(1), (int(match.group(2)), int(ret) if ret is not None else None)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that was asked for. Raises BadFile."""
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise BadFile(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def is_file(reference: str) -> bool:
@@ -150,4 +159,17 @@ class Runs:
         return runs
 
 
-__all__ = ["FOREIGN", "Db", "Given", "Json", "Place", "RunNotFound", "Runs", "split", "store", "where"]
+__all__ = [
+    "FOREIGN",
+    "Db",
+    "Given",
+    "Json",
+    "Junit",
+    "Place",
+    "RunNotFound",
+    "Runs",
+    "split",
+    "store",
+    "where",
+    "write",
+]

@@ -5,7 +5,7 @@ What could not be told is never taken for fine: it keeps its own exit code unles
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -137,21 +137,44 @@ def _location(side: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class Told(NamedTuple):
+    """One test case: its name, the exit code that it asks for, of what kind it is, in a sentence and at length."""
+
+    name: str
+    code: int
+    kind: str
+    message: str
+    text: str = ""
+
+
 def junit(answer: dict[str, Any]) -> str:
     """Return the answer as JUnit XML: a test case for each pair; in error where nothing could be told."""
+    return suite("provenance diff", "provenance.diff", told(answer))
+
+
+def told(answer: dict[str, Any]) -> list[Told]:
+    """Return one test case for each pair of an answer that was settled; the pair at its top is told at length."""
+    whole = (answer["a"], answer["b"])
+    return [
+        Told(case.name, case.code, case.verdict, sentence(case), _story(answer) if (case.a, case.b) == whole else "")
+        for case in cases(answer)
+    ]
+
+
+def suite(name: str, classname: str, found: Sequence[Told]) -> str:
+    """Return test cases as JUnit XML: those that fail, those in error because nothing could be told, and the rest."""
     from xml.etree import ElementTree as ET
 
-    found = cases(answer)
     failed, untold = (sum(case.code == code for case in found) for code in (FAILED, UNTOLD))
     counts = {"tests": str(len(found)), "failures": str(failed), "errors": str(untold), "skipped": "0"}
     root = ET.Element("testsuites", counts)
-    suite = ET.SubElement(root, "testsuite", {"name": "provenance diff", **counts})
+    inner = ET.SubElement(root, "testsuite", {"name": _xml(name), **counts})
     for case in found:
-        entry = ET.SubElement(suite, "testcase", {"classname": "provenance.diff", "name": _xml(case.name)})
+        entry = ET.SubElement(inner, "testcase", {"classname": _xml(classname), "name": _xml(case.name)})
         tag = {FAILED: "failure", UNTOLD: "error"}.get(case.code, "system-out")
-        about = {} if tag == "system-out" else {"type": case.verdict, "message": _xml(sentence(case))}
-        text = _story(answer) if tag != "system-out" and case.a == answer["a"] and case.b == answer["b"] else ""
-        ET.SubElement(entry, tag, about).text = text or _xml(sentence(case))
+        about = {} if tag == "system-out" else {"type": case.kind, "message": _xml(case.message)}
+        text = case.text if tag != "system-out" else ""
+        ET.SubElement(entry, tag, about).text = text or _xml(case.message)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 

@@ -151,7 +151,7 @@ class Batch:
         facts = orjson.loads(request.facts)
         run = EMPTY_RUN | {
             "id": self.next_run, "started_at": request.wall_ns, "run_id": _uuid(request.run_id),
-            "stream": self.id, "start_seq": record.seq, "kind": clean(facts.get("kind", "call"))[:8],
+            "stream": self.id, "start_seq": record.seq, "kind": clean(facts.pop("kind", "call"))[:8],
             "runtime": clean(facts.pop("runtime", ""))[:32], "operation": clean(facts.pop("operation", "")),
             "status": "running",
             "environment": self.documents.fingerprint(request.environment),

@@ -4,6 +4,8 @@ What no run holds is refused in one sentence with its place in the document, the
 Keys that are not known are passed over.
 """
 
+import base64
+import binascii
 import json
 import re
 import struct
@@ -29,6 +31,7 @@ KEY = re.compile(r"([0-9a-f]{64})?")
 KEY_ID = re.compile(r"[0-9a-f]*")
 DIGEST = re.compile(r"p[0-9]+:sha256:[0-9a-f]{64}")
 NUMBER = re.compile(r"[0-9]{1,19}")
+STATE_CHARS = 1 << 20
 NOT_FINITE = ("inf", "-inf", "nan")
 # What the decoding of a value can raise where the value is none.
 UNDECODED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, struct.error)
@@ -161,7 +164,20 @@ def _run(form: At) -> Run:
         name=form.key("name").text(""), tags={key: part.text() for key, part in form.key("tags").pairs()},
         error=form.key("error").text(""), key_id=form.key("key_id").like(KEY_ID, "the id of a key in hexadecimal", ""),
         digests={key: part.like(DIGEST, "a digest") for key, part in form.key("digests").pairs()},
+        states={key: _state(part) for key, part in form.key("states").pairs()},
     )  # fmt: skip
+
+
+def _state(part: At) -> bytes:
+    text = part.text()
+    try:
+        return (
+            base64.b64decode(text, validate=True)
+            if len(text) <= STATE_CHARS
+            else part.wrong("a state of 1 MiB at most")
+        )
+    except (binascii.Error, ValueError):  # which text beyond ASCII is
+        part.wrong("the state of a generator in base64")
 
 
 def _there(part: At) -> At:
@@ -210,6 +226,8 @@ def _sequence(form: At) -> Sequence:
         finish=form.key("finish").word(FINISHES, "unknown"),
         padding=form.key("padding").maybe(lambda part: part.whole(high=ROWS, wanted="a number of padding tokens")),
         steps=found, logits_dtype=form.key("logits_dtype").text(""), no_evidence=form.key("no_evidence").text(""),
+        mask=form.key("mask").maybe(_mask),
+        media=tuple(part.text() for part in (form.key("media").maybe(At.each) or [])),
     )  # fmt: skip
 
 
@@ -224,6 +242,10 @@ def _ids(form: At) -> tuple[int, ...]:
 def _prompt_ids(form: At) -> tuple[int, ...]:
     """Return the ids of a prompt, where some models mark their images with numbers below 0."""
     return tuple(part.whole(-ROWS, wanted="a token id") for part in form.each())
+
+
+def _mask(form: At) -> tuple[int, ...]:
+    return tuple(part.whole(high=1, wanted="0 or 1") for part in form.each())
 
 
 def _step(form: At) -> Step:

@@ -9,13 +9,14 @@ import orjson
 from sqlalchemy import Connection, Engine, func, or_, select
 
 from provenance.errors import BadFile, RunNotFound
-from provenance.facts import ROLES, Field, Fingerprint, Run, Sequence
+from provenance.facts import DIGEST, ROLES, Field, Fingerprint, Run, Sequence
 from provenance.store import codec, tables
 from provenance.store.reading import Body, sequence
 from provenance.store.rows import clean
 
 FACT_FIELDS = re.compile(r"^[a-z][a-z_]*\.[A-Za-z0-9_.]+$")
 SCOPES = ("environment", "switches", "model", "settings")
+BESIDE = ("prompt.embeds", "prompt.media")
 MODEL_NAMES = ("model.name_or_path", "model.class")
 
 
@@ -198,6 +199,17 @@ def _answer(connection: Connection, input_key: bytes, output: Any) -> tuple[Answ
     return Answer(reference, output.runs, row.output_preview or ""), row.input_preview or ""
 
 
+def calls(engine: Engine, limit: int, tag: str = "") -> list[str]:
+    """Return the newest calls that succeeded, oldest first; with ``tag`` those that bear it. Replays are none."""
+    runs = tables.runs
+    query = select(runs.c.run_id).where(runs.c.kind == "call", runs.c.status == "ok")
+    if tag:
+        query = query.where(_bears(tag))
+    query = query.order_by(runs.c.started_at.desc(), runs.c.id.desc()).limit(limit)
+    with engine.connect() as connection:
+        return [str(found) for found in connection.execute(query).scalars()][::-1]
+
+
 def baseline(engine: Engine, tag: str, run_id: str, input_keys: Many[str], key_id: str) -> str | None:
     """Return the newest other run with a tag or name that was asked one of some inputs, under the same key."""
     runs, rows, streams = tables.runs, tables.sequences, tables.streams
@@ -240,6 +252,7 @@ def load(engine: Engine, run_id: str) -> Run:
         sequences=tuple(_sequence(item, bodies, facts) for item in rows),
         name=row["name"] or "", tags=tags, error=": ".join(filter(None, (row["error"], error))),
         key_id=stream["key_id"], digests=digests,
+        states={ROLES[b.role]: b.data for b in bodies if ROLES[b.role].startswith("rng.")},
     )  # fmt: skip
 
 
@@ -329,7 +342,9 @@ def _sequence(row: Any, bodies: list[Body], facts: dict[str, Any]) -> Sequence:
         for body in bodies
         if body.row == row["prompt_index"] and (body.ret == row["return_index"] or body.role < 16)
     }
-    return sequence(row, mine, facts)
+    inputs = (body for body in bodies if body.row == row["prompt_index"] and ROLES[body.role] in BESIDE)
+    media = tuple(body.data.decode("utf-8", "replace") for body in inputs if body.encoding == DIGEST)
+    return sequence(row, mine, facts, media)
 
 
 def run_count(engine: Engine) -> int:

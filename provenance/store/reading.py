@@ -25,7 +25,9 @@ class Body(NamedTuple):
     data: bytes
 
 
-def sequence(row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any]) -> Sequence:
+def sequence(
+    row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any], media: tuple[str, ...] = ()
+) -> Sequence:
     """Make a sequence from its row and its payloads by role. Content that was not kept is None."""
     output_ids = _ids(mine.get("output.ids"))
     evidence = mine.get("evidence.logits")
@@ -38,6 +40,7 @@ def sequence(row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[st
         input_value=_value(mine.get("arguments")), output_value=_value(mine.get("output.value")),
         finish=row["finish"] or "unknown", padding=row["padding_tokens"], steps=found,
         logits_dtype=dtype or str(facts.get("logits.dtype", "")), no_evidence=why,
+        mask=_ids(mine.get("prompt.mask")), media=media,
     )  # fmt: skip
 
 

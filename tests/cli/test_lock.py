@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -31,12 +32,16 @@ def test_a_lock_holds_on_its_machine_and_names_what_moved(command: Command, fold
     held = command("check")
     assert held.returncode == 0, held.stdout
     assert re.fullmatch(r"no fields that can act differ; \d+ are equal\.\n", held.stdout), held.stdout
-    moved = command("check", "--json", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    moved = command("check", "--json", "--junit", "c.xml", env={**os.environ, "OMP_NUM_THREADS": "1"})
     drift = {item["field"] for item in json.loads(moved.stdout)["drift"]}
     assert moved.returncode == 1
     assert {"env.OMP_NUM_THREADS", "torch.num_threads"} <= drift <= {
         "env.OMP_NUM_THREADS", "torch.num_threads", "mkl.num_threads", "loaded.openmp.runtime", "torch.num_interop_threads",
     }  # fmt: skip
+    suite = ET.parse(folder / "c.xml").getroot()[0]
+    assert (suite.get("name"), suite.get("failures"), suite.get("errors")) == ("provenance check", str(len(drift)), "0")
+    assert {case.get("name") for case in suite} == {*drift, "what held"}
+    assert "env.OMP_NUM_THREADS was " in "".join(suite.itertext())
     allowed = command(
         "check", *(f"--allow={name}" for name in sorted(drift)), env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

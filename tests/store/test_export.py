@@ -18,7 +18,7 @@ from tests.fakes.values import INF, nan
 RUN = Run(
     run_id="00000001-0000-7000-8000-000000000000", kind="call", runtime="transformers", operation="generate", status="ok",
     started_at=2**62, duration_ns=2**53 + 1, name="nightly", tags={"suite": "7"}, error="ValueError: no", key_id="ab" * 8,
-    digests={"environment": "p1:sha256:" + "00" * 32},
+    digests={"environment": "p1:sha256:" + "00" * 32}, states={"rng.torch_cpu": b"\0\xffstate"},
     fields={
         "gpu.count": Field.unknown("gpu.count", "no driver"), "a.float": Field("a.float", 0.1, source="call"),
         "a.list": Field("a.list", [1, None, "x", 2**70]), "a.unset": Field.unset("a.unset"), "a.none": Field("a.none", None),
@@ -29,6 +29,7 @@ RUN = Run(
         Sequence(
             0, 1, "aa" * 32, "bb" * 32, (1, 2**40, -200), (3, 4, 5), "in é", "out\0", {"args": (1, b"x", -0.0)}, nan(0x7FF8000000000001), "eos", 4,
             (Step(3, (3, 9), (INF, -INF), None, 0.0, 9), Step(4, (), (), -0.5, None, None)), "float32", "",
+            (1, 0, 1, 1), ("pixel_values float32 (3, 2) sha256:00",),
         ),
         Sequence(1, 0, no_evidence="beam search"),
     ),
@@ -51,6 +52,7 @@ def test_a_run_reads_back_whole(tmp_path: Path) -> None:
     back = export.read_file(path)
     assert export.document(back) == export.document(RUN)
     assert repr(back.sequences) == repr(RUN.sequences)
+    assert back.states == RUN.states
     assert {name: (f.state, f.reason, f.source, f.value) for name, f in back.fields.items()} == {
         name: (f.state, f.reason, f.source, f.value) for name, f in RUN.fields.items()
     }
@@ -143,6 +145,8 @@ EDITED: dict[str, tuple[dict[str, Any], str]] = {
     "a return": (sequence(ret=True), r"sequences\[0\]\.ret is true, and "),
     "a run's id": ({**GOOD, "run_id": "../../x"}, r'run_id is "\.\./\.\./x", and the id of a run '),
     "a key": (sequence(output_key="zz"), r'sequences\[0\]\.output_key is "zz", and a key of 64 hexadecimal digits '),
+    "a random state": ({**GOOD, "states": {"rng.torch_cpu": "no!"}}, r'states\.rng\.torch_cpu is "no!", and the state of a generator '),
+    "a mask": (sequence(mask=[1, 2]), r"sequences\[0\]\.mask\[1\] is 2, and 0 or 1 "),
     "a digest": ({**GOOD, "digests": {"model": "zz"}}, r'digests\.model is "zz", and a digest '),
     "a number below 0 for an id": (sequence(output_ids=[3, -5, 5]), r"sequences\[0\]\.output_ids\[1\] is -5, and a token id "),
     "truth for an id": (sequence(output_ids=[True]), r"output_ids\[0\] is true, and a token id "),
@@ -189,9 +193,9 @@ PYTHON = re.compile(
 # Where one of the above may stand: what is text of any kind, what may be absent, and numbers of any size.
 FREE = re.compile(
     r"(name|runtime|operation|error|digests(\.\w+)?|tags(\.\w+)?|key_id|kind|duration_ns|catalogue|later"
-    r"|fields(\..*)?"
+    r"|fields(\..*)?|states(\..*)?"
     r"|sequences(\.\d+(\.(input_ids(\.\d+)?|output_ids(\.2)?|(input|output)_(text|key)|(input|output)_value(\..*)?|logits_dtype|no_evidence"
-    r"|padding|finish|steps(\.\d+(\.([1-5]|2\.\d+|1\.\d+))?)?))?)?)"
+    r"|mask(\.\d+)?|media(\.\d+)?|padding|finish|steps(\.\d+(\.([1-5]|2\.\d+|1\.\d+))?)?))?)?)"
 )
 
 
