@@ -30,8 +30,8 @@ from provenance.replay.arms import Answer, Difference, Ids, Subject
 from provenance.replay.fresh import TAGS
 
 HOLDS, TOKENS, BROKEN, UNTESTED = "holds", "tokens hold, logits move", "broken", "not tested"
-RUN, COLD, BATCH, SHAPES, PLAIN, PADDING, CACHE, ATTENDING, THREADS, PROCESSES = (
-    "run-to-run", "cold-and-warm", "batch-invariant", "fixed-shapes", "fixed-shapes-math", "padding-invariant",
+RUN, COLD, BATCH, SHAPES, HELD, PADDING, CACHE, ATTENDING, THREADS, PROCESSES = (
+    "run-to-run", "cold-and-warm", "batch-invariant", "fixed-shapes", "fixed-shapes-pinned", "padding-invariant",
     "cache-invariant", "attention-invariant", "thread-invariant", "across-processes",
 )  # fmt: skip
 # What is compared, and what helps where it does not hold.
@@ -40,7 +40,7 @@ PROPERTIES: dict[str, tuple[str, str]] = {
     COLD: ("the first call after loading, and a later one", "one call before those that count"),
     BATCH: ("a prompt alone, and in a batch of prompts of its own length", ""),
     SHAPES: ("alone and in company, where every call has one shape", ""),
-    PLAIN: ("the same, under deterministic(attention='math')", "batches of one prompt"),
+    HELD: ("the same, under deterministic(attention='math') and, on a CPU, with one thread", "batches of one prompt"),
     PADDING: ("a prompt with pad tokens beside it, under the mask", "pad every call to the same lengths, or none"),
     CACHE: ("with the cache of keys and values, and without", "pinned(model, cache=True)"),
     ATTENDING: ("one attention implementation and another", "pinned(model, attention=NAME), or NAME as it loads"),
@@ -161,7 +161,8 @@ class Report:
         if item.name not in (BATCH, SHAPES):
             return PROPERTIES[item.name][1]
         shapes = "one shape for every call (determinism.batches)"
-        for name, how in ((SHAPES, shapes), (PLAIN, f"{shapes} under deterministic(attention='math')")):
+        held = "deterministic(attention='math') and pinned(model, threads=1)"
+        for name, how in ((SHAPES, shapes), (HELD, f"{shapes} under {held}")):
             if name != item.name and self[name].state in (HOLDS, TOKENS):
                 return f"{how}: {self[name].state} here"
         return "batches of one prompt: one shape for every call does not help here"
@@ -295,7 +296,7 @@ class _Probe:
         self._tell(RUN, n, f"in a batch of {size}, twice", many, ask(crowd))  # bsN_b
         self._tell(BATCH, n, f"alone and in a batch of {size}", one, many)
         self._try(SHAPES, lambda: self._shapes(SHAPES, n, row))
-        self._try(PLAIN, lambda: self._math(n, row))
+        self._try(HELD, lambda: self._held(n, row))
         self._try(PADDING, lambda: self._padding(n, row, one))
         what = "with the cache and without"
         self._try(CACHE, lambda: self._tell(CACHE, n, what, ask([row], use_cache=True), ask([row], use_cache=False)))
@@ -327,9 +328,11 @@ class _Probe:
             what = f"with {count} pad token{'s' * (count > 1)} and without"
             self._tell(PADDING, n, what, one, self.subject.ask([row], length=len(row) + count))
 
-    def _math(self, n: int, row: Ids) -> None:
-        with deterministic(attention="math"):
-            self._shapes(PLAIN, n, row)
+    def _held(self, n: int, row: Ids) -> None:
+        """Ask with all of the toolkit on: over several threads a row can be summed otherwise at another place."""
+        threads = 1 if self.subject.device.startswith("cpu") else 0
+        with deterministic(attention="math"), pinned(self.subject.model, threads=threads):
+            self._shapes(HELD, n, row)
 
     def _shapes(self, name: str, n: int, row: Ids) -> None:
         """Ask as `determinism.batches` does, alone and as the last row of a full batch, padded to one length."""

@@ -73,7 +73,7 @@ def test_the_nearly_tied_model_repeats_itself_and_breaks_where_sums_are_reordere
     assert twin_rows["run-to-run"].state == HOLDS
     assert twin_rows["across-processes"].state == HOLDS
     assert twin_rows["cold-and-warm"].state == HOLDS
-    assert twin_rows["fixed-shapes-math"].state == HOLDS
+    assert twin_rows["fixed-shapes-pinned"].state == HOLDS
     for name in ("batch-invariant", "padding-invariant", "cache-invariant", "attention-invariant"):
         item = twin_rows[name]
         assert item.state == BROKEN, name
@@ -92,7 +92,7 @@ def test_a_report_prints_and_is_a_document(twin_rows: Report) -> None:
         assert f"{item['property']:<20} {item['state']}" in text
         assert (item["first"] is None) == (item["state"] == HOLDS)
     batch = next(item for item in form["properties"] if item["property"] == "batch-invariant")
-    assert batch["try"].endswith("deterministic(attention='math'): holds here")
+    assert batch["try"].endswith("pinned(model, threads=1): holds here")
     assert "run-to-run           holds (3 of 3 prompts, bit for bit)" in text
 
 
