@@ -115,7 +115,7 @@ class Subject:
         import torch
 
         side = "right" if self.encoder else "left"
-        shape = Shapes(len(rows), (max(length, *map(len, rows)),), self.pad, side)
+        shape = Shapes(len(rows), (max(length, *map(len, rows)),), self.pad, side, 0)
         (batch,) = shape.batches(rows)
         ids = torch.tensor(batch.ids, device=self.model.device)
         wanted = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.tokens,

@@ -48,7 +48,7 @@ PROPERTIES: dict[str, tuple[str, str]] = {
     PROCESSES: ("this process and a fresh one", "provenance run --deterministic --seed N -- ..."),
 }
 PADS = (1, 7, 16)
-BUCKET = 16  # fixed shapes are padded to multiples of it
+BUCKET = 16  # fixed shapes are padded to multiples of it, with one pad token at least, as `Shapes` does
 LIVE = "the model was loaded by its program; give the folder of a checkpoint, or module:function"
 REPEATS = "a repeat of the same call differs too, so this cannot be told from that"
 
@@ -336,8 +336,8 @@ class _Probe:
 
     def _shapes(self, name: str, n: int, row: Ids) -> None:
         """Ask as `determinism.batches` does, alone and as the last row of a full batch, padded to one length."""
-        length, size = -(-len(row) // BUCKET) * BUCKET, self.plan.batch
-        others = [other[:length] for other in self._neighbours(n)]
+        length, size = (len(row) // BUCKET + 1) * BUCKET, self.plan.batch
+        others = [other[: length - 1] for other in self._neighbours(n)]
         one = self.subject.ask([row] * size, length=length)
         what = f"alone and in company in batches of {size} rows of {length}"
         self._tell(name, n, what, one, self.subject.ask([*others, row], keep=size - 1, length=length))

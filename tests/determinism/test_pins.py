@@ -166,7 +166,7 @@ def plain(model: Any, company: bool) -> Ask:
 
     def ask(prompt: list[int], others: list[list[int]]) -> list[int]:
         rows = [*others, prompt] if company else [prompt]
-        shape = Shapes(len(rows), (max(map(len, rows)),), 0)
+        shape = Shapes(len(rows), (max(map(len, rows)),), 0, spare=0)
         return batches.generate(model, rows, shape, max_new_tokens=TOKENS)[-1]
 
     return ask
@@ -184,7 +184,7 @@ def steady(model: Any, company: bool) -> Ask:
             provenance.deterministic(attention="math"),
             pinned(model, attention="sdpa", cache=True, threads=1),
         ):
-            return batches.generate(model, rows, Shapes(ROWS, (LENGTH,), 0), max_new_tokens=TOKENS)[-1]
+            return batches.generate(model, rows, Shapes(ROWS, (LENGTH + 8,), 0), max_new_tokens=TOKENS)[-1]
 
     return ask
 
