@@ -28,7 +28,7 @@ def lint(
     if model is not None and reference:
         raise UsageError("lint takes a run or --model, not both.")
     if model is not None:
-        facts = traps.of_folder(model.expanduser(), _version())
+        facts = traps.of_folder(model.expanduser(), installed())
     else:
         facts = traps.of_run(Runs(db).find(reference or "last")[0])
     found = traps.lint(facts)
@@ -55,7 +55,8 @@ def _told(item: traps.Finding) -> list[tuple[str, str]]:
     return [*out, ("dim", f"  note   {item.note}"), ("plain", "")] if item.note else [*out, ("plain", "")]
 
 
-def _version() -> str:
+def installed() -> str:
+    """Return the version of transformers that is installed, or an empty text."""
     try:
         return metadata.version("transformers")
     except metadata.PackageNotFoundError:

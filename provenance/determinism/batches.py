@@ -32,15 +32,20 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes that calls are brought to: rows a batch, the padded lengths, the pad token and its side."""
+    """The shapes that calls are brought to: rows a batch, the padded lengths, the pad token and its side.
+
+    Every row keeps ``spare`` pad tokens at least. A batch without any is computed without a mask, by another kernel: a
+    prompt as long as the shape would have one answer alone, and another beside a shorter one.
+    """
 
     rows: int
     lengths: tuple[int, ...]
     pad: int
     side: str = "left"
+    spare: int = 1
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or not self.lengths or min(self.lengths) < 1:
+        if self.rows < 1 or not self.lengths or min(self.lengths) < 1 or self.spare < 0:
             raise BadSetting(f"{self.rows} rows and lengths {self.lengths} make no shape; both must be 1 or more.")
         if self.side not in {"left", "right"}:
             raise BadSetting(f"the padding side is {self.side!r}; it can be 'left', for decoders, or 'right'.")
@@ -48,14 +53,17 @@ class Shapes:
     def length(self, size: int) -> int:
         """Return the padded length for a prompt of a size.
 
-        >>> Shapes(4, (64, 16), 0).length(17)
-        64
+        >>> Shapes(4, (64, 16), 0).length(17), Shapes(4, (64, 16), 0).length(16)
+        (64, 64)
 
         Raises BadSetting for a prompt that fits none.
         """
-        fitting = [length for length in self.lengths if length >= size]
+        fitting = [length for length in self.lengths if length >= size + self.spare]
         if not fitting:
-            raise BadSetting(f"a prompt has {size} tokens, and the longest shape {max(self.lengths)}; add a length.")
+            raise BadSetting(
+                f"a prompt has {size} tokens, and the longest shape {max(self.lengths)}, of which {self.spare} is for "
+                "padding; add a length."
+            )
         return min(fitting)
 
     def batches(self, prompts: Sequence[Ids]) -> Iterator[Batch]:
@@ -164,7 +172,7 @@ def _plain(model: Any, prompts: Sequence[Ids], shapes: Shapes, **settings: Any) 
     answers: list[list[int]] = []
     for start in range(0, len(prompts), shapes.rows):
         rows = prompts[start : start + shapes.rows]
-        own = Shapes(len(rows), (max(map(len, rows)),), shapes.pad, shapes.side)
+        own = Shapes(len(rows), (max(map(len, rows)),), shapes.pad, shapes.side, 0)
         (batch,) = own.batches(rows)
         answers += _call(model, batch.ids, batch.mask, settings)
     return answers

@@ -26,12 +26,13 @@ def prompts(count: int, tokenizer: Any) -> list[list[int]]:
 
 @given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=20), max_size=20), st.integers(1, 5))
 def test_every_prompt_is_in_exactly_one_row_of_a_full_batch(given_prompts: list[list[int]], rows: int) -> None:
-    shapes = Shapes(rows, (8, 20), pad=0)
+    shapes = Shapes(rows, (8, 21), pad=0)
     seen = []
     for batch in shapes.batches(given_prompts):
         assert len(batch.ids) == len(batch.mask) == rows
         (length,) = {len(row) for row in (*batch.ids, *batch.mask)}
-        assert length in (8, 20)
+        assert length in (8, 21)
+        assert all(0 in row for row in batch.mask)  # or the mask would be left out
         for index, ids, mask in zip(batch.prompts, batch.ids, batch.mask, strict=False):
             assert [token for token, there in zip(ids, mask, strict=True) if there] == given_prompts[index]
             assert mask[-1] == 1  # padded on the left

@@ -114,6 +114,22 @@ def test_penalty_alpha_makes_top_k_choose_another_decoding_loop() -> None:
     assert found(penalty_alpha=0.6, top_k=4) == [("acts in greedy", "generation.penalty_alpha")]
 
 
+def test_a_forced_first_token_acts_in_greedy_decoding() -> None:
+    model = models.t5()
+    forced = model.generate(models.tensor(), do_sample=False, max_new_tokens=6, forced_bos_token_id=9).tolist()
+    assert forced != model.generate(models.tensor(), do_sample=False, max_new_tokens=6).tolist()
+    assert forced[0][1] == 9
+    assert found(forced_bos_token_id=9) == [("acts in greedy", "generation.forced_bos_token_id")]
+
+
+@pytest.mark.parametrize(("name", "value"), [("dola_layers", "low"), ("token_healing", True)])
+def test_a_setting_that_takes_another_way_of_decoding_is_named(name: str, value: Any) -> None:
+    """Neither decodes as before: one wants code of somebody else's, the other a tokenizer."""
+    with pytest.raises((ValueError, OSError, RuntimeError)):
+        greedy(**{name: value})
+    assert found(**{name: value}) == [("acts in greedy", f"generation.{name}")]
+
+
 def test_max_time_cuts_by_the_clock() -> None:
     assert len(greedy(max_time=0.0)[0]) < len(greedy()[0])
     assert found(max_time=0.5) == [("stops by the clock", "generation.max_time")]
