@@ -34,6 +34,7 @@ COMMANDS: dict[str, Entry] = {
     "diff": Entry("diff", "diff", "Say why two runs part, or which field separates many: token, margin and cause."),
     "export": Entry("runs", "export", "Write whole runs as JSON, to be compared where there is no database."),
     "blame": Entry("blame", "blame", "Say which fields go with divergence, over all runs of equal inputs."),
+    "drift": Entry("drift", "drift", "Say how often equal inputs gave unequal outputs, and since when."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
     "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),
