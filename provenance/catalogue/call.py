@@ -136,6 +136,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("input.rendered_prompt_sha256", "input", "input", "call", "semantic", 4, "chat", "replay", "date or tools slipped in"),
     Spec("input.tools_digest", "input", "input", "call", "semantic", 3, "chat", "replay", "order of keys and tools matters in the prompt"),
     Spec("input.truncated", "input", "input", "call", "semantic", 3, "always", "truncation=", "silent truncation"),
+    Spec("context.cached_from", "other", "input", "call", "none", 0, "never", "-", "the run whose result was served again"),
     Spec("input.empty", "input", "input", "call", "semantic", 2, "always", "prompt", "an empty prompt starts from the BOS token"),
     Spec("input.inputs_embeds_sha256", "input", "input", "call", "semantic", 2, "always", "replay", "-"),
     Spec("input.past_key_values_given", "input", "input", "call", "numeric", 3, "always", "no past", "-"),
