@@ -37,7 +37,7 @@ from provenance.integrity import whole
 from provenance.integrity.secrets import scrub
 from provenance.recorder import Harmless, Recorder
 
-F = TypeVar("F")
+F = TypeVar("F", bound=Callable[..., Any])
 CALL, WAIT, SERVED = "call", "wait", "served"
 POLL_SECONDS = 0.005
 

@@ -26,6 +26,7 @@ from provenance.store import results
 from tests.conftest import Command
 from tests.fakes import models
 
+cached: Any = provenance.cached
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 pytestmark = pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")
@@ -76,7 +77,7 @@ class Counted:
 
 @pytest.fixture
 def model() -> Any:
-    return provenance.cached(models.llama(), tokenizer=models.letters(chat=True))
+    return cached(models.llama(), tokenizer=models.letters(chat=True))
 
 
 @pytest.fixture
@@ -195,9 +196,9 @@ def test_another_input_another_model_and_another_seed_of_weights_are_other_quest
 ) -> None:
     assert counted.ran(model, IDS[:, 1:], **GREEDY)
     assert counted.ran(model, IDS.to(torch.int32), **GREEDY)
-    other = provenance.cached(models.llama(23), tokenizer=models.letters(chat=True))
+    other = cached(models.llama(23), tokenizer=models.letters(chat=True))
     assert counted.ran(other, IDS, **GREEDY)
-    twin = provenance.cached(models.llama(), tokenizer=models.letters(chat=True))
+    twin = cached(models.llama(), tokenizer=models.letters(chat=True))
     assert not counted.ran(twin, IDS, **GREEDY)
 
 
@@ -264,7 +265,7 @@ def stepped(n: int) -> tuple[int, int]:
 
 def test_a_changed_global_default_closure_or_helper_is_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
     here = sys.modules[__name__]
-    ask = provenance.cached(stepped)
+    ask = cached(stepped)
     first = ask(1)
     assert ask(1) == first
     monkeypatch.setattr(here, "STEP", 3)
@@ -275,10 +276,10 @@ def test_a_changed_global_default_closure_or_helper_is_another_function(monkeypa
     monkeypatch.setattr(here, "counter", lambda: 5)
     assert ask(1) == (2, 5)
     monkeypatch.setattr(stepped, "__defaults__", (4,))
-    assert ask() == (8, 5)  # type: ignore[call-arg]
+    assert ask() == (8, 5)
 
     def made(by: int) -> Any:
-        return provenance.cached(lambda n: (n * by, time.perf_counter_ns()))
+        return cached(lambda n: (n * by, time.perf_counter_ns()))
 
     assert made(2)(1) == made(2)(1)
     assert made(2)(1) != made(3)(1)
@@ -302,7 +303,7 @@ def test_what_cannot_be_seen_is_not_served_unless_vouched_for(caplog: pytest.Log
         assert OPAQUE
         return time.perf_counter_ns() + n
 
-    strict, vouched, other = (provenance.cached(ask, policy=p) for p in (None, {"version": "1"}, {"version": "2"}))
+    strict, vouched, other = (cached(ask, policy=p) for p in (None, {"version": "1"}, {"version": "2"}))
     with caplog.at_level(logging.WARNING, "provenance"):
         assert len({strict(1) for _ in range(3)}) == 3
     said = [item.getMessage() for item in caplog.records]
@@ -331,7 +332,7 @@ def test_a_result_that_would_not_come_back_or_is_secret_is_never_kept(
 
 
 def test_a_function_that_draws_is_not_kept() -> None:
-    ask = provenance.cached(lambda: random.random())
+    ask = cached(lambda: random.random())
     assert ask() != ask()
     with provenance.seeded(1):
         first, then = ask(), random.random()
@@ -464,7 +465,7 @@ def test_a_killed_process_loses_no_result_that_it_returned(python: Command, afte
 
 def test_who_is_second_to_store_returns_what_was_stored_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process stores its result while ours is still asking."""
-    ask = provenance.cached(lambda: time.perf_counter_ns())
+    ask = cached(lambda: time.perf_counter_ns())
     plain = results.Shelf.put
     theirs = results.First(whole.encode((41, None)), "0" * 36, time.time_ns())
 
@@ -478,7 +479,7 @@ def test_who_is_second_to_store_returns_what_was_stored_first(monkeypatch: pytes
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_serves_and_stores_too() -> None:
-    ask = provenance.cached(lambda n: (n, os.getpid()))
+    ask = cached(lambda n: (n, os.getpid()))
     first = ask(1)
     inward, outward = os.pipe()
     child = os.fork()
@@ -497,7 +498,7 @@ def test_a_forked_child_serves_and_stores_too() -> None:
 
 
 def test_a_result_that_is_too_old_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = provenance.cached(lambda: time.perf_counter_ns(), policy={"age": 3600})
+    ask = cached(lambda: time.perf_counter_ns(), policy={"age": 3600})
     first = ask()
     assert ask() == first
     plain = time.time_ns
@@ -507,13 +508,11 @@ def test_a_result_that_is_too_old_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_oldest_go_when_all_take_too_much_and_what_is_too_large_is_not_kept() -> None:
-    ask = provenance.cached(
-        lambda n: (n, time.perf_counter_ns(), os.urandom(1000)), policy={"size": 5000, "entry": 2000}
-    )
+    ask = cached(lambda n: (n, time.perf_counter_ns(), os.urandom(1000)), policy={"size": 5000, "entry": 2000})
     first = [ask(n) for n in range(8)]
     assert [ask(n) == first[n] for n in (7, 6, 5)] == [True] * 3
     assert ask(0) != first[0]
-    large = provenance.cached(lambda: (time.perf_counter_ns(), bytes(3000)), policy={"entry": 2000})
+    large = cached(lambda: (time.perf_counter_ns(), bytes(3000)), policy={"entry": 2000})
     assert large() != large()
 
 
@@ -527,13 +526,13 @@ def test_where_the_cache_fails_the_call_is_made(model: Any, monkeypatch: pytest.
     for _ in range(2):
         assert torch.equal(model.generate(IDS, **GREEDY), plain)
     assert recorders.current().errors >= 2  # type: ignore[union-attr]
-    assert provenance.cached(lambda: 5)() == 5
+    assert cached(lambda: 5)() == 5
 
 
 def test_a_damaged_result_is_asked_again(db: Path) -> None:
     import sqlite3
 
-    ask = provenance.cached(lambda: (time.perf_counter_ns(), "x" * 500))
+    ask = cached(lambda: (time.perf_counter_ns(), "x" * 500))
     first = ask()
     with sqlite3.connect(db) as base:
         assert base.execute("update cached_results set data = x'00'").rowcount == 1
@@ -543,19 +542,19 @@ def test_a_damaged_result_is_asked_again(db: Path) -> None:
 
 @pytest.mark.parametrize("capture", ["digest", "off"])
 def test_where_outputs_are_not_kept_it_refuses(capture: str) -> None:
-    early = provenance.cached(lambda: time.perf_counter_ns())
+    early = cached(lambda: time.perf_counter_ns())
     provenance.init(capture=capture)
     with pytest.raises(BadSetting, match=f"capture={capture} keeps none; use capture=full"):
-        provenance.cached(lambda: 1)
+        cached(lambda: 1)
     with pytest.raises(BadSetting, match="use capture=full"):
-        provenance.cached(models.llama())
+        cached(models.llama())
     assert early() != early()
 
 
 def test_where_weights_are_not_read_a_model_is_refused() -> None:
     provenance.init(weights="files")
     with pytest.raises(BadSetting, match="weights=files reads none; use weights=tensors"):
-        provenance.cached(models.llama())
+        cached(models.llama())
 
 
 def test_what_is_no_model_and_no_function_is_refused() -> None:
@@ -564,9 +563,9 @@ def test_what_is_no_model_and_no_function_is_refused() -> None:
 
     for item in (object(), dict, torch.nn.Linear(1, 1), "text"):
         with pytest.raises(UsageError, match="cached\\(\\) takes a transformers model that generates, or a function"):
-            provenance.cached(item)
+            cached(item)
     with pytest.raises(UsageError, match="yields, and only what is returned whole"):
-        provenance.cached(yields)
+        cached(yields)
 
 
 @pytest.mark.parametrize(
@@ -574,14 +573,14 @@ def test_what_is_no_model_and_no_function_is_refused() -> None:
 )
 def test_a_policy_that_is_none_is_one_sentence(policy: Any) -> None:
     with pytest.raises(BadSetting, match="policy") as found:
-        provenance.cached(lambda: 1, policy=policy)
+        cached(lambda: 1, policy=policy)
     assert "\n" not in str(found.value)
 
 
 def test_taking_the_observer_off_takes_the_cache_off() -> None:
     model = models.llama()
-    assert provenance.cached(model) is model
-    provenance.cached(model, policy={"age": 1})
+    assert cached(model) is model
+    cached(model, policy={"age": 1})
     assert getattr(model.generate, "provenance_cached", None) is not None
     assert not hasattr(model.generate.__func__.provenance_cached, "provenance_cached")  # one cache, not two
     provenance.uninstrument(model)
@@ -590,15 +589,15 @@ def test_taking_the_observer_off_takes_the_cache_off() -> None:
 
 def test_with_recording_off_it_is_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROVENANCE_DISABLED", "1")
-    ask = provenance.cached(lambda: time.perf_counter_ns())
+    ask = cached(lambda: time.perf_counter_ns())
     assert ask() != ask()
     with pytest.raises(TypeError):
-        ask(1)  # type: ignore[call-arg]
+        ask(1)
 
 
 @pytest.mark.parametrize("environment", ["exact", "any"])
 def test_the_environment_counts_as_the_policy_says(environment: str) -> None:
-    ask = provenance.cached(lambda: time.perf_counter_ns(), policy={"environment": environment})
+    ask = cached(lambda: time.perf_counter_ns(), policy={"environment": environment})
     ask()
     first, threads = ask(), torch.get_num_threads()
     try:
