@@ -19,7 +19,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import provenance
 from provenance import recorder as recorders
-from provenance.capture import cache, requests
+from provenance.capture import cache
+from provenance.capture.models import MODELS
 from provenance.errors import BadSetting, UsageError
 from provenance.integrity import whole
 from provenance.store import results
@@ -149,7 +150,7 @@ def _default(model: Any) -> None:
 
 
 def _template(model: Any) -> None:
-    requests.MODELS.watched(model).tokenizer.chat_template = "{{ messages }}"
+    MODELS.watched(model).tokenizer.chat_template = "{{ messages }}"
 
 
 def _threads(_: Any) -> None:

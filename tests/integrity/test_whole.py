@@ -88,6 +88,9 @@ def test_named_outputs_of_transformers_come_back_as_their_class() -> None:
     assert back.past_key_values is None
 
 
+PAIR: Any = collections.namedtuple("PAIR", "x")  # noqa: PYI024 - of a library without types
+
+
 class Mine(BaseModelOutput):  # type: ignore[misc]
     """A named output of somebody's own."""
 
@@ -101,7 +104,7 @@ class Colour(enum.IntEnum):
 @pytest.mark.parametrize(
     "value",
     [
-        object(), Colour.RED, collections.OrderedDict(a=1), collections.namedtuple("P", "x")(1), range(3), lambda: 1,  # noqa: PYI024
+        object(), Colour.RED, collections.OrderedDict(a=1), PAIR(1), range(3), lambda: 1,
         torch.nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True), torch.ones(2).to_sparse(),
         torch.empty(2, device="meta"), np.array([object()]), np.ma.array([1]), np.zeros(1, "i4,i4"), Mine(torch.ones(1)),
         type("Text", (str,), {})("x"), {"deep": [{"x": ValueError("y")}]},
