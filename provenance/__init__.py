@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from provenance.capture.cache import cached
     from provenance.capture.call import run
     from provenance.capture.face import environment, flush, init
     from provenance.capture.functions import record
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 # Exported name, and the module in which it lives.
 _FACE = {
+    "cached": "provenance.capture.cache",
     "clean_sampling": "provenance.determinism.sampling",
     "deterministic": "provenance.determinism.mode",
     "environment": "provenance.capture.face",
@@ -41,6 +43,7 @@ _FACE = {
 }
 __all__ = [
     "__version__",
+    "cached",
     "clean_sampling",
     "deterministic",
     "environment",

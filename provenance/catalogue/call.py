@@ -141,6 +141,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("input.tools_digest", "input", "input", "call", "semantic", 3, "chat", "replay", "order of keys and tools matters in the prompt"),
     Spec("input.arguments", "input", "input", "call", "semantic", 5, "always", "hand the secret over by a variable, not by an argument", "stands where a secret was taken out of the arguments: such inputs equal none"),
     Spec("input.truncated", "input", "input", "call", "semantic", 3, "always", "truncation=", "silent truncation"),
+    Spec("context.cached_from", "other", "input", "call", "none", 0, "never", "-", "the run whose result was served again"),
     Spec("input.empty", "input", "input", "call", "semantic", 2, "always", "prompt", "an empty prompt starts from the BOS token"),
     Spec("input.inputs_embeds_sha256", "input", "input", "call", "semantic", 2, "always", "replay", "-"),
     Spec("input.past_key_values_given", "input", "input", "call", "numeric", 3, "always", "no past", "-"),

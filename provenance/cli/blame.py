@@ -67,7 +67,7 @@ def _inputs(engine: Engine, db: str, reference: str, key: str) -> list[bytes] | 
     return [bytes.fromhex(item) for item in found if item]
 
 
-def moment(text: str, now: int) -> int:
+def moment(text: str, now: int, option: str = "--since") -> int:
     """Return the time that a text means, in nanoseconds: a date in UTC, or so long ago.
 
     >>> moment("2026-01-31", 0), moment("2h", 7_200_000_000_001)
@@ -80,7 +80,7 @@ def moment(text: str, now: int) -> int:
         when = datetime.fromisoformat(text.strip())
         return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
     except (ValueError, OverflowError):
-        raise BadSetting(f"--since {text!r} is no time; write a date as 2026-01-31, or 7d, 24h, 30m.") from None
+        raise BadSetting(f"{option} {text!r} is no time; write a date as 2026-01-31, or 7d, 24h, 30m.") from None
 
 
 # -- for people ---------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ COMMANDS: dict[str, Entry] = {
     "blame": Entry("blame", "blame", "Say which fields go with divergence, over all runs of equal inputs."),
     "replay": Entry("replay", "replay", "Make a recorded call again, and say whether its output held."),
     "baseline": Entry("baseline", "baseline", "Freeze runs as expected outputs; make them again after a change."),
+    "drift": Entry("drift", "drift", "Say how often equal inputs gave unequal outputs, and since when."),
     "sql": Entry("store", "sql", "Ask the store in SQL, read-only."),
     "env": Entry("environment", "env", "Everything in this environment that can decide an output; env diff A B."),
     "lock": Entry("lock", "lock", "Write what outputs rest on into provenance.lock, made for git."),

@@ -145,6 +145,29 @@ def restore(found: dict[str, Any]) -> None:
         raise failed[0]
 
 
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the states that are numbers: without the seeds that wait for a device, which hold code."""
+    return {name: value for name, value in found.items() if not name.endswith(" waiting")}
+
+
+def digest(found: dict[str, Any]) -> bytes:
+    """Return 32 bytes that are equal if, and only if, all states are; seeds that wait for a device are no state yet."""
+    found = plain(found)
+    state = hashlib.sha256()
+    for name in sorted(found):
+        for part in found[name] if isinstance(found[name], list) else [found[name]]:
+            state.update(name.encode() + b"\0" + _bytes(part))
+    return state.digest()
+
+
+def _bytes(part: Any) -> bytes:
+    if hasattr(part, "data_ptr"):
+        return bytes(part.cpu().tolist())
+    if isinstance(part, dict):  # NumPy's: a repr would leave out the middle of its numbers
+        return b"\0".join(f"{key}=".encode() + _bytes(item) for key, item in part.items())
+    return part.tobytes() if hasattr(part, "tobytes") else repr(part).encode()
+
+
 def _set_all(torch: Any, kind: str, state: Any) -> None:
     getattr(torch, kind).set_rng_state_all(state)
 
@@ -167,6 +190,11 @@ def _unwait(torch: Any, kind: str, before: dict[str, Any]) -> None:
 # The generators are global: two threads that draw from them at once mix their draws. Blocks of threads take turns.
 _turn = threading.RLock()
 _kept = Kept()
+
+
+def inside() -> bool:
+    """Say whether the calling thread is inside a `seeded` block: what it draws there can be drawn again."""
+    return _turn._is_owned()  # type: ignore[attr-defined,no-any-return]
 
 
 class seeded:  # noqa: N801 - it is written as a word: `with provenance.seeded(42):`

@@ -38,12 +38,12 @@ class Batch:
         self.rows = Rows()
         self.documents = Documents(bulk)
         self.bodies = Bodies(bulk, self.rows)
-        self.groups = rolling.Groups(bulk, self.documents)
         self.known: dict[int, bytes] = {}
         self.facts: dict[int, dict[str, Any]] = {}  # of the starts in this batch, as read
         self.id = 0
         self.next_run = self.next_entry = 0
         self.about: dict[str, Any] = orjson.loads(stream.about or b"{}")
+        self.groups = rolling.Groups(bulk, self.documents, str(self.about.get("host", "")))
 
     # -- the frame of the transaction --------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Batch:
         run = self._opened(output.start_seq)
         if run is None:
             self.event("alarm", record.seq, {"why": "the end of a call that never began", "start": output.start_seq})
-            run = {"id": 0, "started_at": output.wall_ns, "leaf": bytes(32), "call_facts": "{}"}
+            run = {"id": 0, "started_at": output.wall_ns, "leaf": bytes(32), "call_facts": "{}", "kind": ""}
         facts = orjson.loads(output.facts)
         commitments = self._payloads(run, output.payloads, record.seed) if run["id"] else [
             leaves.commit(item, record.seed)[1] for item in output.payloads
@@ -214,8 +214,8 @@ class Batch:
         if start_seq in self.rows.runs:
             return self.rows.runs[start_seq]
         if start_seq not in self.rows.old_runs:
-            names = ("id", "started_at", "leaf", "call_facts", "model", "load", "status", "weights", "weight_files",
-                     "weights_note")  # fmt: skip
+            names = ("id", "started_at", "leaf", "call_facts", "kind", "environment", "model", "load", "status",
+                     "weights", "weight_files", "weights_note")  # fmt: skip
             found = self.bulk.run(
                 f"select {','.join(names)} from runs where stream=? and start_seq=?", (self.id, start_seq)
             )

@@ -5,7 +5,7 @@ is a look-up, and a batch writes its groups once. A group is equal input, equal 
 them), equal random state if sampled, equal tensors, and one place among the answers to a prompt: the second of
 three that one call returns is compared with the second of another call, never with its own neighbours. A draw has
 its row in the batch too, since each row draws other numbers. Where one of these is unknown there is no group:
-unknown is never equal.
+unknown is never equal. What was served from a cache says nothing of the model, and is counted nowhere.
 """
 
 import hashlib
@@ -14,15 +14,22 @@ from typing import Any
 from provenance.facts import FINISHES
 from provenance.integrity.canonical import raw
 from provenance.integrity.digests import file_digest
+from provenance.store.pairs import Pairs
 from provenance.store.rows import Bulk, Documents, clean
 
 FINISH = dict(enumerate(FINISHES))
 COUNTED = ("input_key", "output_key", "prompt_index", "return_index")
 
+# What a late binding must know of a run to count it.
+LATE = ("id", "started_at", "settings", "random_state", "status", "kind", "environment", "model")
+
 _INPUTS = """insert into equal_inputs(grp, input_key, settings, random_state, weights, runs, outputs, first_run,
-    last_run, first_at, last_at) values(?,?,?,?,?,?,?,?,?,?,?)
+    last_run, first_at, last_at, open_run, open_prompt, open_return, open_output, open_environment)
+    values(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
     on conflict(grp) do update set runs = equal_inputs.runs + excluded.runs, outputs = excluded.outputs,
-    last_run = excluded.last_run, last_at = excluded.last_at"""
+    last_run = excluded.last_run, last_at = excluded.last_at, open_run = excluded.open_run,
+    open_prompt = excluded.open_prompt, open_return = excluded.open_return, open_output = excluded.open_output,
+    open_environment = excluded.open_environment"""
 _OUTPUTS = """insert into equal_outputs(grp, output_key, runs, first_run, last_run) values(?,?,?,?,?)
     on conflict(grp, output_key) do update
     set runs = equal_outputs.runs + excluded.runs, last_run = excluded.last_run"""
@@ -32,8 +39,9 @@ Span = list[int]  # runs, the first and the last of them
 class Groups:
     """The groups that a batch touches: counted here, written with one statement a table."""
 
-    def __init__(self, bulk: Bulk, documents: Documents) -> None:
+    def __init__(self, bulk: Bulk, documents: Documents, host: str = "") -> None:
         self.bulk, self.documents = bulk, documents
+        self.pairs = Pairs(bulk, clean(host))
         self.inputs: dict[bytes, tuple[list[Any], Span, Span]] = {}  # what is equal; runs; their times
         self.outputs: dict[bytes, dict[bytes, Span]] = {}
 
@@ -41,7 +49,7 @@ class Groups:
         """Count one finished sequence, if everything that must be equal is known."""
         settings, weights = run.get("settings"), run.get("weights")
         input_key, output_key = sequence.get("input_key"), sequence.get("output_key")
-        if not (settings and weights and input_key and output_key) or run["status"] != "ok":
+        if not (settings and weights and input_key and output_key) or run["status"] != "ok" or run["kind"] == "cached":
             return
         values, state = self._values(settings), run.get("random_state") or ""
         parts = [bytes(input_key), values.encode(), state.encode(), str(weights).encode()]
@@ -56,6 +64,7 @@ class Groups:
             self.inputs[group] = [input_key, values, state, weights], [1, number, number], [at, at]
         span = self.outputs.setdefault(group, {}).setdefault(bytes(output_key), [0, number, number])
         span[0], span[2] = span[0] + 1, number
+        self.pairs.meet(group, run, sequence)
 
     def _values(self, settings: int) -> str:
         values = self.documents.values.get(settings)
@@ -69,9 +78,10 @@ class Groups:
         there: dict[bytes, set[bytes]] = {group: set(outputs) for group, outputs in self.outputs.items()}
         for group, output in self.bulk.among("select grp, output_key from equal_outputs where grp", list(there)):
             there[bytes(group)].add(bytes(output))
+        waiting = self.pairs.settle(list(self.inputs))
         self.bulk.many(
             _INPUTS,
-            [(group, *equal, runs[0], len(there[group]), runs[1], runs[2], *times)
+            [(group, *equal, runs[0], len(there[group]), runs[1], runs[2], *times, *waiting[group])
              for group, (equal, runs, times) in self.inputs.items()],
         )  # fmt: skip
         self.bulk.many(
@@ -114,13 +124,10 @@ def bind(groups: Groups, stream: int, binding: dict[str, Any]) -> None:
     if binding["kind"] == "files":
         bulk.run(f"update runs set weight_files=? where {where}", (number, *calls))
         return
-    late = bulk.run(
-        f"select id, started_at, settings, random_state, status from runs where {where} and weights is null", calls
-    )
+    late = bulk.run(f"select {','.join(LATE)} from runs where {where} and weights is null", calls)
     bulk.run(f"update runs set weights=?, weights_note=null where {where} and weights is null", (number, *calls))
-    for run_id, started_at, settings, state, status in late:
-        run = {"id": run_id, "started_at": started_at, "settings": settings, "random_state": state, "status": status,
-               "weights": number}  # fmt: skip
+    for found in late:
+        run = {**dict(zip(LATE, found, strict=True)), "weights": number}
         query = f"select {','.join(COUNTED)} from sequences where run=?"
-        for row in bulk.run(query, (run_id,)):
+        for row in bulk.run(query, (run["id"],)):
             groups.count(run, dict(zip(COUNTED, row, strict=True)))

@@ -208,6 +208,12 @@ equal_inputs = Table(
     Column("last_run", Key, nullable=False),
     Column("first_at", BigInteger, nullable=False),
     Column("last_at", BigInteger, nullable=False),
+    # A run that waits for another one to be compared with; see store/pairs.py.
+    Column("open_run", Key),
+    Column("open_prompt", Integer),
+    Column("open_return", Integer),
+    Column("open_output", LargeBinary(32)),
+    Column("open_environment", Key),
     Index("equal_inputs_diverged", "outputs", "last_at"),
 )  # fmt: skip
 
@@ -219,6 +225,33 @@ equal_outputs = Table(
     Column("first_run", Key, nullable=False),
     Column("last_run", Key, nullable=False),
     sqlite_with_rowid=False,
+)  # fmt: skip
+
+pair_hours = Table(
+    "pair_hours", metadata,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # since 1970
+    Column("environment", Key, primary_key=True, autoincrement=False),
+    Column("host", Text, primary_key=True),
+    Column("model", Key, primary_key=True, autoincrement=False),
+    Column("across", SmallInteger, primary_key=True, autoincrement=False),
+    Column("pairs", BigInteger, nullable=False),
+    Column("differed", BigInteger, nullable=False),
+    Column("surface", BigInteger, nullable=False),
+    Column("untold", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+cached_results = Table(
+    "cached_results", metadata,
+    Column("key", LargeBinary(32), primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("run_id", String(36), nullable=False),
+    Column("codec", Integer, nullable=False),
+    Column("whole", BigInteger, nullable=False),  # bytes when unpacked
+    Column("data", LargeBinary, nullable=False),
+    Index("cached_results_at", "at", "size"),
+    Index("cached_results_run_id", "run_id"),
 )  # fmt: skip
 
 ingested = Table(
