@@ -1,1 +1,1 @@
-"""Recorded calls made again: load, restore, run, record; sets of them that hold outputs still, and what holds of a model."""
+"""Recorded calls made again, sets of them that hold outputs still, and probes of what holds of a model."""

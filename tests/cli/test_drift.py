@@ -108,7 +108,7 @@ def test_a_store_from_before_is_counted_when_it_is_upgraded(traffic: Traffic) ->
     for number in range(30):
         traffic.ask(number % 4, "ab"[number % 11 == 0], number // 5, NEW if number > 17 else OLD)
     counted = traffic.hours()
-    source = (database.scripts() / "versions" / "0003_pairs.py").read_text(encoding="utf-8")
+    source = (database.scripts() / "versions" / "0004_pairs.py").read_text(encoding="utf-8")
     with written(traffic.spots) as connection:
         connection.execute(sql("delete from pair_hours"))
         connection.execute(sql(source.partition('COUNT = """')[2].partition('"""')[0]))
