@@ -72,11 +72,11 @@ CURES: tuple[tuple[str, str, str, str, str], ...] = (
 
 # Counted by `tests/determinism/test_pins.py` at its size of 200 prompts (marker `long`), on two cores of an AMD EPYC, torch 2.13, with the
 # nearly tied model, 4 rows, 16 new tokens. What is not in the list was not counted at that size.
-COUNTED = "alone and as the last row of a batch of 4; the cache on and off; sdpa and eager; the fused kernel allowed and not"
+COUNTED = "alone and as the last row of a batch of 4; the cache on and off; sdpa and eager; the fused kernel allowed and not; 1 thread and 2"
 PROOF = (
     "With `deterministic(attention='math')`, `pinned(model, attention='sdpa', cache=True, threads=1)` and one shape for every call, on the model whose",
     f"every choice is nearly a tie, 0 of 200 prompts are answered otherwise, for each of: {COUNTED}.",
-    "The same test counts the number of threads, and all dials at once, and in CI every dial with 5 prompts.",
+    "The same test counts all dials turned at once, and in CI every dial with 5 prompts.",
     "Two things were found by it. Over two threads torch's fused attention on a CPU sums a row otherwise at another place of its batch: of 24 prompts, equal",
     "copies in one batch differ for 23, and for none with one thread, with eager attention or with the math kernel. And a batch without a single pad token is",
     "computed without its mask, by another kernel (9 of 200 prompts): so every row of a shape keeps one.",
