@@ -65,11 +65,7 @@ class Field:
         return cls(name, None, State.NOT_APPLICABLE, reason)
 
     def clean(self, among: tuple[bytes, ...] | None = None) -> "Field":
-        """Return the field as it may be written. ``among`` is what `secrets.known` says, for who asks often.
-
-        >>> Field.unknown("model.revision", "no folder https://me:pw@host").clean().reason
-        'no folder https://[redacted]@host'
-        """
+        """Return the field as it may be written. ``among`` is what `secrets.known` says, for who asks often."""
         if self.state is State.VALUE and lost(self.value, among):
             return Field.secret(self.name, self.source)
         reason = said(self.reason, among) if self.reason else ""

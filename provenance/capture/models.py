@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import orjson
@@ -227,11 +226,10 @@ class Job:
 
     def _more(self, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> None:
         """Say what the parameters come to without buffers, and in narrower types: what a cast hides is seen by that."""
-        half = partial(weights.narrowed, entries, lambda name: alive(items[name]), stop=self._stop)
         found: dict[str, Callable[[], str]] = {
             "weights.parameters_root": lambda: weights.parameters(entries),
-            "weights.bfloat16_root": lambda: half("bfloat16"),
-            "weights.float16_root": lambda: half("float16"),
+            "weights.bfloat16_root": lambda: self._half("bfloat16", entries, items, alive),
+            "weights.float16_root": lambda: self._half("float16", entries, items, alive),
         }
         for field, make in found.items():
             try:
@@ -246,6 +244,9 @@ class Job:
                 raise weights.Stopped
             if self.known.load == self.load:
                 self.known.facts[field] = made
+
+    def _half(self, kind: str, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> str:
+        return weights.narrowed(entries, lambda name: alive(items[name]), kind, self._stop)
 
     def _files(self) -> None:
         """Hash the files that the model came from. That they cannot be found is no failure: many models have none."""

@@ -31,6 +31,7 @@ AS_GOOD = 0.6
 NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
 ASKED = "input.token_ids"
 BENEATH = 0.3  # tensors that a cast or the like changed already: how likely something else did too
+PROVEN = 1.5  # tensors that are known to differ beneath it, against the cast
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
@@ -135,8 +136,11 @@ def _beneath(candidates: Many[Cause], pair: Pair) -> str:
     """
     makers = [cause.score for cause in candidates if cause.name in MADE]
     tensors = [cause for cause in candidates if cause.name in TENSORS]
-    for cause in tensors if pair.beneath is None else ():
-        cause.score = min([cause.score * BENEATH, *(0.8 * score for score in makers)]) if makers else cause.score
+    for cause in tensors if makers else ():
+        if pair.beneath is False:  # other weights for certain, and a cast beside them
+            cause.score = max(cause.score, PROVEN * max(makers))
+        else:
+            cause.score = min(cause.score * BENEATH, 0.8 * min(makers))
     if pair.beneath is False or not makers or not tensors or FILES in pair.differing or pair.evidence.kind == "large":
         return ""
     how = next(how for name, how in MADE.items() if name in pair.differing)

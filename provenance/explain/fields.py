@@ -43,6 +43,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "loaded.cublas", "loaded.cublaslt", "loaded.nccl", "loaded.cudnn.version", "loaded.nccl.version", "loaded.onednn",
      "loaded.openmp", "loaded.mkl"),
     ("model.training", "model.dropout_active"),
+    ("model.quantization_config.quant_method", "model.quantization_config.bits"),
     ("generation.logits_processor", "generation.logits_processor_values", "generation.logits_processors"),
     ("generation.stopping_criteria", "generation.stopping_criteria_values"),
     ("gpu.driver_version", "gpu.cuda_driver_api_version"),

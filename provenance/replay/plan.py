@@ -129,10 +129,14 @@ def _laid(item: Sequence, side: object, token: int) -> tuple[Ids, Ids]:
     """Lay the ids of a row out over the width of its batch, with the mask. Raises ValueError where that is unknown."""
     ids = item.input_ids or ()
     if item.mask is not None:
-        if sum(item.mask) != len(ids):
+        if sum(item.mask) == len(ids):
+            left = iter(ids)
+            return tuple(next(left) if bit else token for bit in item.mask), item.mask
+        gap = len(item.mask) - len(ids)  # tokens that the mask hides were kept with the prompt, padding was not
+        if gap < 0 or (gap and side not in ("left", "right")):
             raise ValueError(f"the mask of row {item.row} does not fit its {len(ids)} ids")
-        left = iter(ids)
-        return tuple(next(left) if bit else token for bit in item.mask), item.mask
+        fill = (token,) * gap
+        return (fill + ids if side == "left" else ids + fill), item.mask
     fill = item.padding or 0
     if not fill:
         return ids, (1,) * len(ids)

@@ -203,7 +203,7 @@ def test_a_store_of_the_first_schema_that_holds_runs_is_parted_without_a_change(
     with engine.begin() as connection:
         for table in tables.metadata.sorted_tables:
             names = [column.name for column in table.columns if column.name in _columns(golden, table.name)]
-            held = golden.execute(f"select {','.join(names)} from {table.name}").fetchall()
+            held = names and golden.execute(f"select {','.join(names)} from {table.name}").fetchall()
             if held:
                 connection.execute(table.insert(), [dict(zip(names, row, strict=True)) for row in held])
     before = {name: _content(engine, name) for name in tables.metadata.tables}
