@@ -135,8 +135,8 @@ def _laid(item: Sequence, side: object, token: int) -> tuple[Ids, Ids]:
         gap = len(item.mask) - len(ids)  # tokens that the mask hides were kept with the prompt, padding was not
         if gap < 0 or (gap and side not in ("left", "right")):
             raise ValueError(f"the mask of row {item.row} does not fit its {len(ids)} ids")
-        fill = (token,) * gap
-        return (fill + ids if side == "left" else ids + fill), item.mask
+        beside = (token,) * gap
+        return (beside + ids if side == "left" else ids + beside), item.mask
     fill = item.padding or 0
     if not fill:
         return ids, (1,) * len(ids)
