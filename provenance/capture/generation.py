@@ -26,7 +26,8 @@ NOT_SETTINGS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "posit
                 "past_key_values", "cache_params", "encoder_outputs", "token_type_ids", "cache_position"}  # fmt: skip
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate",
            "negative_prompt_ids", "synced_gpus", "streamer")  # fmt: skip
-VALUED = ("logits_processor", "stopping_criteria")
+VALUED = {"logits_processor": "generation.logits_processor_values",
+          "stopping_criteria": "generation.stopping_criteria_values"}  # fmt: skip
 MOST, LONGEST = 16, 200  # values that are read from one object, and characters of one
 KEPT = 256
 WATERMARK, SECRETS = "generation.watermarking_config", ("hashing_key", "keys")
@@ -205,12 +206,12 @@ def _objects(request: Mapping[str, Any]) -> list[Field]:
 def held(request: Mapping[str, Any]) -> list[Field]:
     """Return what the caller's code holds before the call: its counters may move while it runs."""
     fields = []
-    for name in VALUED:
+    for name, field in VALUED.items():
         value = request.get(name)
         items = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
         if items:
             values = [_held(item) for item in items]
-            fields.append(Field(f"generation.{name}_values", values, State.VALUE, "", CALL))
+            fields.append(Field(field, values, State.VALUE, "", CALL))
     return fields
 
 

@@ -227,11 +227,10 @@ class Job:
 
     def _more(self, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> None:
         """Say what the parameters come to without buffers, and in narrower types: what a cast hides is seen by that."""
-        found: dict[str, Callable[[], str]] = {"parameters": lambda: weights.parameters(entries)}
-        for kind in weights.HALVES:
-            found[kind] = partial(weights.narrowed, entries, lambda name: alive(items[name]), kind, self._stop)
-        for name, make in found.items():
-            field = f"weights.{name}_root"
+        found: dict[str, Callable[[], str]] = {"weights.parameters_root": lambda: weights.parameters(entries)}
+        for kind, field in weights.HALVES.items():
+            found[field] = partial(weights.narrowed, entries, lambda name: alive(items[name]), kind, self._stop)
+        for field, make in found.items():
             try:
                 made = Field(field, make(), source="hashed")
             except weights.Stopped:

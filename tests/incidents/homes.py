@@ -23,6 +23,7 @@ READERS = ("fingerprint", "capture", "store")
 OBJECTS = (
     "assistant_model",
     "custom_generate",
+    "logits_processor",
     "stopping_criteria",
     "prefix_allowed_tokens_fn",
     "negative_prompt_ids",
