@@ -378,6 +378,7 @@ def _program(model: Any) -> list[Any]:
         model.generate(inputs_embeds=torch.ones(1, 2, 32), max_new_tokens=9, max_time=1e-9),
         model.generate(models.tensor(), max_new_tokens=2, attention_mask=torch.tensor([[1, 0, 1, 1, 1]])),
         model.generate(models.tensor(), max_new_tokens=2, custom_generate=lambda model, ids, **kwargs: torch.ones(1, 3)),
+        model.generate(models.tensor(), max_new_tokens=2, logits_processor=[transformers.TemperatureLogitsWarper(0.5)]),
         torch.get_rng_state(),
         doubled, list(count()), asyncio.run(gather()),
     ]  # fmt: skip
