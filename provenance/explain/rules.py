@@ -275,7 +275,7 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     if difference.name in PARENTS:
         return "every package that can matter is compared by its own version"
     if difference.name == "weights.tied_keys" and QUANTIZED in pair.differing:
-        return "quantized layers keep their weights elsewhere, and that is listed by itself"
+        return "quantised layers keep their weights elsewhere, and that is listed by itself"
     if difference.name == "generation.mode":
         way = next((name for name in WAYS if name in pair.differing), None)
         return f"it follows from {way}" if way is not None else ""

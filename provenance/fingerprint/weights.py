@@ -16,8 +16,10 @@ from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint.reading import Missing
 
 CHUNK = 4 << 20
-# Types that many models are cast to, and those from which the cast loses nothing but what the type cannot hold.
-HALVES, WIDE, FLOATS = ("bfloat16", "float16"), ("float32", "float64"), ("bfloat", "float")
+# Types that many models are cast to, with the field of each, and those from which the cast loses nothing but what the
+# type cannot hold.
+HALVES = {"bfloat16": "weights.bfloat16_root", "float16": "weights.float16_root"}
+WIDE, FLOATS = ("float32", "float64"), ("bfloat", "float")
 GRAIN = 16384  # numbers cast at once: so few that torch takes no second thread of the caller's pool
 Stop = Callable[[], bool]
 

@@ -373,3 +373,25 @@ def test_equal_parameters_under_other_tables_are_one_model_and_untied_ones_canno
     untied = {"model.tied_weights": True, "weights.float16_root": "1"}
     other = {"model.tied_weights": False, "weights.float16_root": "2"} | root
     assert compare.compare(*pair(untied, other))["verdict"] == "inconclusive"
+
+
+def test_a_model_that_was_tied_otherwise_is_another_where_the_logits_moved_far() -> None:
+    files = {"weights.files_root": "x"}
+    other = {"model.tied_weights": False, "weights.loaded_root": "p1:sha256:" + "2" * 64} | files
+    answer = compare.compare(*pair({"model.tied_weights": True} | files, other, moved=9.0, margin=3.0))
+    assert [cause["field"] for cause in answer["causes"]] == ["model.tied_weights"]
+    assert answer["verdict"] == "not_comparable"
+
+
+def test_quantised_layers_are_named_and_not_the_ties_that_went_with_them() -> None:
+    name, width = (f"model.quantization_config.{what}" for what in ("quant_method", "bits"))
+    tied, root = "weights.tied_keys", {"weights.loaded_root": "p1:sha256:" + "2" * 64}
+    plain = {
+        name: Field.moot(name, "the model is not quantized"),
+        width: Field.moot(width, "the model is not quantized"),
+    }
+    one, other = plain | {tied: [["a", "b"]]}, {name: "torch.ao.nn.quantized.dynamic", width: 8, tied: [], **root}
+    answer = compare.compare(*pair(one, other, moved=9.0, margin=3.0))
+    assert (answer["causes"][0]["field"], answer["causes"][0]["with"]) == (name, [width])
+    assert "quantised layers" in {item["field"]: item["because"] for item in answer["dismissed"]}[tied]
+    assert "one quantisation" in answer["advice"][0]

@@ -77,3 +77,12 @@ def test_each_row_has_the_tokens_that_its_mask_hides() -> None:
     assert fields.of_sequence(odd, odd.sequences[0])["batch.mask_holes"].state is State.UNKNOWN
     short = run(outputs=[[5], [6]], inputs=[[1, 2], [3, 4]], fields={"batch.mask_holes": [[[0, 0]]]})
     assert fields.of_sequence(short, short.sequences[1])["batch.mask_holes"].state is State.NOT_APPLICABLE
+
+
+def test_a_keyed_digest_beside_the_content_itself_cannot_be_compared() -> None:
+    name = "generation.bad_words_ids"
+    sealed, plain = {name: Field(name, "hmac:00")}, {name: Field(name, [[5]])}
+    for a, b, side in ((sealed, plain, "A"), (plain, sealed, "B")):
+        differing, blind = fields.compare(a, b)
+        assert (differing, [item.because for item in blind]) == ([], [f"kept as a keyed digest in {side} alone"])
+    assert len(fields.compare(sealed, {name: Field(name, "hmac:01")})[0]) == 1

@@ -25,6 +25,7 @@ OBJECTS = (
     "logits_processor",
     "assistant_model",
     "custom_generate",
+    "logits_processor",
     "stopping_criteria",
     "prefix_allowed_tokens_fn",
     "negative_prompt_ids",
