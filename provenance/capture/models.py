@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -226,11 +227,9 @@ class Job:
 
     def _more(self, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> None:
         """Say what the parameters come to without buffers, and in narrower types: what a cast hides is seen by that."""
-        found: dict[str, Callable[[], str]] = {
-            "weights.parameters_root": lambda: weights.parameters(entries),
-            "weights.bfloat16_root": lambda: self._half("bfloat16", entries, items, alive),
-            "weights.float16_root": lambda: self._half("float16", entries, items, alive),
-        }
+        found: dict[str, Callable[[], str]] = {"weights.parameters_root": lambda: weights.parameters(entries)}
+        for kind, field in weights.HALVES.items():
+            found[field] = partial(weights.narrowed, entries, lambda name: alive(items[name]), kind, self._stop)
         for field, make in found.items():
             try:
                 made = Field(field, make(), source="hashed")
@@ -244,9 +243,6 @@ class Job:
                 raise weights.Stopped
             if self.known.load == self.load:
                 self.known.facts[field] = made
-
-    def _half(self, kind: str, entries: list[Any], items: dict[str, Any], alive: Callable[[Any], Any]) -> str:
-        return weights.narrowed(entries, lambda name: alive(items[name]), kind, self._stop)
 
     def _files(self) -> None:
         """Hash the files that the model came from. That they cannot be found is no failure: many models have none."""

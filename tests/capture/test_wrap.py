@@ -379,7 +379,6 @@ def _program(model: Any) -> list[Any]:
         model.generate(models.tensor(), max_new_tokens=2, attention_mask=torch.tensor([[1, 0, 1, 1, 1]])),
         model.generate(models.tensor(), max_new_tokens=2, logits_processor=[transformers.TemperatureLogitsWarper(1.5)]),
         model.generate(models.tensor(), max_new_tokens=2, custom_generate=lambda model, ids, **kwargs: torch.ones(1, 3)),
-        model.generate(models.tensor(), max_new_tokens=2, logits_processor=[transformers.TemperatureLogitsWarper(0.5)]),
         torch.get_rng_state(),
         doubled, list(count()), asyncio.run(gather()),
     ]  # fmt: skip

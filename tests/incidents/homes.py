@@ -22,7 +22,6 @@ ENGINES = ("vllm", "engines")  # tables of the catalogue whose fields the engine
 BY_NAME = "provenance/fingerprint/engines.py"
 READERS = ("fingerprint", "capture", "store")
 OBJECTS = (
-    "logits_processor",
     "assistant_model",
     "custom_generate",
     "logits_processor",
