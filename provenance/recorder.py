@@ -367,12 +367,12 @@ class Harmless:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):  # nothing, or an interrupt that is the user's
             return False
+        if _state["strict"] and self.where == START:
+            raise error if isinstance(error, NotRecorded) else NotRecorded(str(error)) from error
         recorder: Recorder | None = _state["recorder"]
         if recorder is not None:
             with contextlib.suppress(Exception):  # a log handler that raises
                 recorder.failed(self.where, error)
-        if _state["strict"] and self.where == START:
-            raise error if isinstance(error, NotRecorded) else NotRecorded(str(error)) from error
         return True
 
 
