@@ -232,9 +232,11 @@ class Journal:
             roomy = self._fits(needed + GAP_BYTES * len(self.gaps))
             if not roomy and not self.room.dip(last):
                 return
-            if not self._write_gap() and not (roomy and self.room.dip(last) and self._write_gap()):
+            free = roomy and self._write_gap()
+            if not free and not ((not roomy or self.room.dip(last)) and self._write_gap()):
                 return  # its number goes to the record that follows
-        self.room.stock()
+            if free and not self.gaps:
+                self.room.stock()
 
     def _fits(self, length: int) -> bool:
         if self.size + length > self.most:

@@ -149,7 +149,12 @@ def test_ten_thousand_states_after_a_power_loss(tmp_path: Path, monkeypatch: pyt
 def test_those_who_wait_at_once_share_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     real = device.fdatasync
-    monkeypatch.setattr(device, "fdatasync", lambda descriptor: (time.sleep(0.01), real(descriptor)))
+
+    def slow(descriptor: int) -> None:
+        time.sleep(0.01)
+        real(descriptor)
+
+    monkeypatch.setattr(device, "fdatasync", slow)
     _power(tmp_path / "spool", device, monkeypatch, 20)
     assert device.flushes < 8 * 20 / 2
 
