@@ -419,7 +419,7 @@ def test_whatever_of_ours_breaks_the_program_does_not_notice(
         there = vars(owner)[attribute]
         for place in _holders(owner, attribute, there):
             patched.setattr(place, attribute, property(broken) if isinstance(there, property) else broken)
-        if name in ("recorder._open", "recorder.about", "recorder.Recorder.__init__"):  # when a journal is opened
+        if name in OPENING:  # when a journal is opened
             recorder.close()
             recorders._state["recorder"] = None
         _alike(_program(model), expected)
