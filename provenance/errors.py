@@ -15,10 +15,12 @@
     │   ├── SchemaMismatch                 older or newer than this code
     │   └── KeyMismatch                    the key file is not this store's
     ├── JournalError                       the spool
+    │   ├── NotYet                         a record that is kept, but not at the level asked for
     │   ├── SpoolRefused                   a folder or file that is not safe to write to
     │   └── BadSegment                     a header that is foreign, newer or damaged
     ├── IntegrityError
     │   └── NotCanonical (TypeError)       a value that has no canonical bytes
+    ├── NotRecorded (RuntimeError)         a call that must not run because it cannot be recorded
     ├── NotDeterministic (RuntimeError)    an operator that has no deterministic form, under strict
     └── MissingExtra (ImportError)         an optional dependency, with the line that installs it
 
@@ -109,6 +111,14 @@ class JournalError(ProvenanceError):
     """The spool cannot do what was asked."""
 
 
+class NotYet(JournalError):
+    """A record that stands in the spool, while the device or the database that was to have it has not said so."""
+
+    def __init__(self, seq: int, text: str) -> None:
+        self.seq = seq
+        super().__init__(text)
+
+
 class SpoolRefused(JournalError):
     """A folder or file that is not safe to write to."""
 
@@ -123,6 +133,17 @@ class IntegrityError(ProvenanceError):
 
 class NotCanonical(IntegrityError, TypeError):
     """A value that has no canonical bytes."""
+
+
+class NotRecorded(ProvenanceError, RuntimeError):
+    """A call cannot be recorded, and ``on_failure="raise"`` says that none runs unrecorded.
+
+    >>> print(NotRecorded("No space left on device"))
+    this call cannot be recorded, so the model was not run (on_failure is "raise"): No space left on device
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f'this call cannot be recorded, so the model was not run (on_failure is "raise"): {reason}')
 
 
 class NotDeterministic(ProvenanceError, RuntimeError):

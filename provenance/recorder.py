@@ -18,23 +18,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from provenance import privacy
-from provenance.errors import ProvenanceError
+from provenance.errors import NotRecorded, NotYet, ProvenanceError
 from provenance.facts import Fingerprint, Output, Request
 from provenance.fingerprint.environment import Environment, program_path
 from provenance.fingerprint.reading import short_path
 from provenance.integrity import digests, keys
-from provenance.integrity.secrets import said, without_password
-from provenance.journal import frame, records
-from provenance.journal.spool import Journal
-from provenance.settings import Places, Settings, load, places
+from provenance.integrity.secrets import said
+from provenance.journal import child, frame, records
+from provenance.journal.levels import open_journal
+from provenance.journal.room import Keep, default_limit, prepare
+from provenance.settings import Places, Settings, homeless, load, places
 
 log = logging.getLogger("provenance")
 WRITER_CHECK_SECONDS = 1.0
 LOOK_SECONDS = 20.0
+HELP_SECONDS = 0.05
 EXIT_SECONDS = 1.0
+START = "the start of a call"
 SEEDS = 128
 _STILL = "the spool keeps what was recorded; calls run on"
 
@@ -49,11 +50,14 @@ class Recorder:
         """
         self.settings = settings
         self.places: Places = places(settings)
-        self.key = keys.load(self.places.key_file)
-        self.journal = Journal(self.places.spool, about(settings, self.key))
+        self.key = _key(self.places)
+        self.strict = settings.on_failure == "raise"
+        self.journal = open_journal(self.places.spool, about(settings, self.key), keeping(settings, self.places.spool))
+        self.journal.help = self._help
         self.environment = Environment(parent)
         self.errors = 0
         self.records = 0
+        self.late = 0  # kept, and not at the level asked for
         self.call_index = 0
         self.closing = threading.Event()
         self.jobs: list[threading.Thread] = []
@@ -61,8 +65,12 @@ class Recorder:
         self._seeds: list[bytes] = []
         self._cut = settings.capture != privacy.FULL
         self._writer: subprocess.Popen[bytes] | None = None
-        self._next_check = 0.0
+        self._watch = child.Watch(self.places.spool)
+        self._tending = threading.Lock()
+        self._next_check = self._next_help = 0.0
         self._next_look = 0.0
+        if settings.durability == "database":
+            self._help()  # the first call waits for the writer: let it begin
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -71,7 +79,12 @@ class Recorder:
         seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
-        seq = self.journal.append(frame.START, records.start_payload(seed, request))
+        try:
+            seq = self.journal.append(frame.START, records.start_payload(seed, request))
+        except NotYet as error:
+            if self.strict:
+                raise
+            seq = self._late(error)
         self.records += 1
         return seq
 
@@ -80,7 +93,10 @@ class Recorder:
         seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
-        seq = self.journal.append(frame.END, records.end_payload(seed, output))
+        try:
+            seq = self.journal.append(frame.END, records.end_payload(seed, output))
+        except NotYet as error:
+            seq = self._late(error)
         self.records += 1
         if time.monotonic() >= self._next_check:
             self._look_after()
@@ -109,6 +125,12 @@ class Recorder:
         self.call_index += 1
         return self.call_index
 
+    def _late(self, error: NotYet) -> int:
+        self.late += 1
+        if self.late == 1:
+            log.warning("provenance: %s; calls run on", error)
+        return error.seq
+
     def failed(self, where: str, error: BaseException) -> None:
         """Count a failure of our own; tell of the first."""
         self.errors += 1
@@ -122,13 +144,22 @@ class Recorder:
         self._next_check = time.monotonic() + WRITER_CHECK_SECONDS
         due = time.monotonic() >= self._next_look
         if due or self.journal.old or not self._writer_runs():
-            try:
-                threading.Thread(target=self._tend, name="provenance-tend", daemon=True).start()
-            except RuntimeError as error:  # no threads any more: the interpreter is ending
-                self.failed("the state of its journal", error)
+            self._help()
+
+    def _help(self) -> None:
+        """Start a thread that looks after journal and writer, unless one does. A journal without room asks for it."""
+        now = time.monotonic()
+        if self._tending.locked() or now < self._next_help:
+            return
+        self._next_help = now + HELP_SECONDS
+        try:
+            threading.Thread(target=self._tend, name="provenance-tend", daemon=True).start()
+        except RuntimeError as error:  # no threads any more: the interpreter is ending
+            self.failed("the state of its journal", error)
 
     def _writer_runs(self) -> bool:
-        if self.settings.writer == "off":
+        """Say whether there is nothing to start: a writer runs, or is none of our business, or failed a moment ago."""
+        if self.settings.writer == "off" or self._watch.resting:
             return True
         if self.settings.writer == "thread":
             return any(job.name == "provenance-writer" and job.is_alive() for job in self.jobs)
@@ -142,30 +173,42 @@ class Recorder:
         thread.start()
 
     def _tend(self) -> None:
-        """Rotate a full segment and see that somebody drains the spool."""
+        """Rotate a full segment, see that somebody drains the spool, and say it if nobody can."""
+        if not self._tending.acquire(blocking=False):
+            return
         try:
             if time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + LOOK_SECONDS
                 self.environment.look_again()
+                self._watch.say(child.complaint(self.places.spool))
             if self.journal.old:
                 self.journal.rotate()
-            self.ensure_writer()
+            started = self.ensure_writer()
         except Exception as error:
+            started = None
             self.failed("the state of its journal", error)
+        finally:
+            self._tending.release()
+        if started is not None:
+            self._watch.over(started, self.closing)
 
-    def ensure_writer(self) -> None:
-        """Start the writer, unless it runs or somebody else was asked to write."""
+    def ensure_writer(self) -> "subprocess.Popen[bytes] | None":
+        """Start the writer, unless it runs or somebody else was asked to write. Returns the process, if any."""
         if self._writer_runs():
-            return
+            return None
         if self.settings.writer == "thread" or not sys.executable:
             self.spawn(self._write_here, "writer")
-        else:
-            self._writer = launch_writer(self.places)
+            return None
+        self._writer = launch_writer(self.places)
+        return self._writer
 
     def _write_here(self) -> None:
         from provenance import writer
 
-        writer.run(self.places, idle=5.0, stop=self.closing.is_set)
+        try:
+            writer.run(self.places, idle=5.0, stop=self.closing.is_set)
+        except Exception as error:
+            self._watch.failed(str(error))
 
     def flush(self, seconds: float = 30.0) -> bool:
         """Wait until background hashing is done and the database holds what was recorded.
@@ -204,45 +247,41 @@ def about(settings: Settings, key: bytes) -> dict[str, object]:
         "python": sys.version.split()[0],
         "key_id": digests.key_id(key),
         "capture": settings.capture,
+        "durability": settings.durability,
     }
 
 
-def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
-    """Start the writer's process: its own session, a log for its streams, no descriptors of ours.
+def keeping(settings: Settings, spool: Path) -> Keep:
+    """Return how the journal keeps records under these settings."""
+    prepare(spool)
+    return Keep(
+        settings.durability,
+        patience=settings.max_block if settings.on_failure == "block" else 0.0,
+        commit_seconds=settings.max_block,
+        limit=settings.spool_max or default_limit(spool),
+        sync_seconds=settings.sync_interval if settings.durability == "process" else 0.0,
+    )
 
-    The database's URL goes through a file of mode 0600 and never through arguments, which others can read; its password
-    goes through the child's environment and is written nowhere.
-    """
-    target = where.spool / "target"
-    url, password = without_password(where.url)
-    text = orjson.dumps({"url": url, "key_file": str(where.key_file)})
-    if not target.exists() or target.read_bytes() != text:
-        draft = where.spool / f".target.{os.getpid()}"
-        draft.write_bytes(text)
-        draft.chmod(0o600)
-        draft.replace(target)
-    environ = dict(os.environ)
-    source = str(Path(__file__).parents[1])
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environ.get("PYTHONPATH", "")]))
-    if password:
-        environ["PGPASSWORD"] = password
-    environ["PROVENANCE_DISABLED"] = "1"  # the writer's own process records nothing
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    out = os.open(where.spool / "writer.log", flags, 0o600)
+
+def _key(where: Places) -> bytes:
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "provenance.writer", str(where.spool)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True, env=environ,
-            cwd="/",
-        )  # fmt: skip
-    finally:
-        os.close(out)
+        return keys.load(where.key_file)
+    except OSError as error:
+        raise ProvenanceError(
+            f"the key file {where.key_file} cannot be made: {error.strerror}. Set PROVENANCE_DB and "
+            "PROVENANCE_KEY_FILE to places that this user can write to."
+        ) from error
+
+
+def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
+    """Start the writer's process for these places."""
+    return child.launch(where.spool, where.url, where.key_file)
 
 
 # -- the one of this process ------------------------------------------------------------------------
 
 _lock = threading.RLock()
-_state: dict[str, Any] = {"recorder": None, "settings": None, "parent": None, "refused": ""}
+_state: dict[str, Any] = {"recorder": None, "settings": None, "parent": None, "refused": "", "strict": False}
 
 
 def configure(**arguments: object) -> Recorder | None:
@@ -264,18 +303,32 @@ def configure(**arguments: object) -> Recorder | None:
 
 
 def current() -> Recorder | None:
-    """Return this process's recorder, opening it if need be; None where recording is off or cannot be."""
+    """Return this process's recorder, opening it if need be; None where recording is off or cannot be.
+
+    Raises NotRecorded where it cannot be and no call may run unrecorded.
+    """
     recorder: Recorder | None = _state["recorder"]
-    if recorder is not None or _state["refused"]:
+    if recorder is not None:
         return recorder
+    if _state["refused"]:
+        _unrecorded()
+        return None
     with _lock:
         if _state["recorder"] is None and not _state["refused"]:
             _open()
         opened: Recorder | None = _state["recorder"]
-        return opened
+    if opened is None:
+        _unrecorded()
+    return opened
+
+
+def _unrecorded() -> None:
+    if _state["strict"]:
+        raise NotRecorded(_state["refused"])
 
 
 def _open() -> None:
+    _state["strict"] = False
     try:
         settings = _state["settings"] or load()
         if settings.disabled:
@@ -283,6 +336,9 @@ def _open() -> None:
             return
         if sys.platform == "win32":
             raise ProvenanceError("capture does not work on Windows yet; reading, diff, import and sql do")
+        _state["strict"] = settings.on_failure == "raise"
+        if homeless():
+            log.warning("HOME is %s, which is no folder: provenance uses the home of this account", os.environ["HOME"])
         _state["recorder"] = Recorder(settings, _state["parent"])
     except Exception as error:  # never into the call: say it once
         _state["refused"] = str(error)
@@ -312,6 +368,8 @@ class Harmless:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):  # nothing, or an interrupt that is the user's
             return False
+        if _state["strict"] and self.where == START:
+            raise error if isinstance(error, NotRecorded) else NotRecorded(str(error)) from error
         recorder: Recorder | None = _state["recorder"]
         if recorder is not None:
             with contextlib.suppress(Exception):  # a log handler that raises

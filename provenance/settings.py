@@ -16,11 +16,12 @@ from typing import Any
 
 from provenance.errors import BadSetting
 
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 YES, NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
-def _setting(default: object, text: str, *choices: str) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+def _setting(default: object, text: str, *choices: str, least: int = 0, most: int = 32) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,20 @@ class Settings:
                             "checkpoint's files, the files alone, or nothing.", "tensors", "files", "off")  # fmt: skip
     writer: str = _setting("process", "Who moves the journal into the database: a child process, a thread of this "
                            "process, or somebody else.", "process", "thread", "off")  # fmt: skip
+    durability: str = _setting("process", "What an acknowledged record survives: the death of the process; a power "
+                               "loss too (`power`: the device has it); with `database` the store has committed it; "
+                               "`memory` may lose what a ring holds. What each costs: docs/durability.md.",
+                               "process", "power", "database", "memory")  # fmt: skip
+    on_failure: str = _setting("count", "What a call does whose record cannot be kept: it runs and the loss is "
+                               "counted; it waits up to max_block seconds first; or it fails before the model runs.",
+                               "count", "block", "raise")  # fmt: skip
+    max_block: float = _setting(5.0, "Seconds that a call waits at most: for room with on_failure=block, for the "
+                                "commit with durability=database. No other call waits.", most=3600)  # fmt: skip
+    spool_max: int = _setting(0, "Bytes that the spool may hold, as in 512M or 2G; what comes beyond is dropped and "
+                              "named. 0: a gibibyte, or 5 % of what is free if that is less.",
+                              least=1 << 20, most=1 << 50)  # fmt: skip
+    sync_interval: float = _setting(0.5, "Seconds between flushes in the background, with durability=process: what a "
+                                    "power loss may cost. 0 leaves them to the system.", most=3600)  # fmt: skip
     identify_host: bool = _setting(False, "Record the host's name in clear instead of a keyed digest of it.")  # noqa: FBT003
     disabled: bool = _setting(False, "Turn everything off: calls run as if nothing were installed.")  # noqa: FBT003
 
@@ -58,9 +73,9 @@ def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, st
 
     Raises BadSetting for an unknown name or a value that cannot be used.
 
-    >>> load({"evidence": 8}, {"PROVENANCE_CAPTURE": "digest"})
-    Settings(db='', spool='', key_file='', capture='digest', evidence=8, weights='tensors', writer='process', \
-identify_host=False, disabled=False)
+    >>> found = load({"evidence": 8}, {"PROVENANCE_CAPTURE": "digest", "PROVENANCE_SPOOL_MAX": "2G"})
+    >>> found.evidence, found.capture, found.spool_max, found.writer
+    (8, 'digest', 2147483648, 'process')
     """
     environ = os.environ if environ is None else environ
     chosen: dict[str, object] = {}
@@ -168,10 +183,31 @@ def _home(environ: Mapping[str, str], variable: str, default: str) -> Path:
     value = environ.get(variable, "")
     if value.startswith("/"):
         return Path(value)
-    home = Path(environ.get("HOME") or Path.home())
+    home = _user_home(environ)
     if sys.platform == "darwin":
         return home / "Library" / ("Caches" if "CACHE" in variable else "Application Support")
     return home / default
+
+
+def _user_home(environ: Mapping[str, str]) -> Path:
+    named = environ.get("HOME", "")
+    if homeless(environ):
+        import pwd
+
+        try:
+            return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+        except KeyError:
+            return Path(named)
+    return Path(named or Path.home())
+
+
+def homeless(environ: Mapping[str, str] | None = None) -> bool:
+    """Say whether HOME names something that is there and is no folder, as services set it to /dev/null.
+
+    The home of the account is used instead.
+    """
+    named = (os.environ if environ is None else environ).get("HOME", "")
+    return bool(named) and sys.platform != "win32" and os.path.exists(named) and not os.path.isdir(named)
 
 
 def _toml(environ: Mapping[str, str]) -> dict[str, object]:
@@ -182,6 +218,10 @@ def _toml(environ: Mapping[str, str]) -> dict[str, object]:
     except FileNotFoundError:
         if named:
             raise BadSetting(f"PROVENANCE_CONFIG names {path}, which does not exist.") from None
+        return {}
+    except NotADirectoryError as error:
+        if named:
+            raise BadSetting(f"the settings file {path} cannot be read: {error.strerror}.") from None
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadSetting(f"the settings file {path} cannot be read: {error}.") from None
@@ -198,16 +238,30 @@ def _value(name: str, value: object, origin: str) -> object:
         if text not in YES | NO:
             raise BadSetting(f"{origin} is {value!r}; write 1 or 0.")
         return text in YES
-    if isinstance(item.default, int):
-        try:
-            number = int(str(value))
-        except ValueError:
-            number = -1
-        if not 0 <= number <= 32:
-            raise BadSetting(f"{origin} is {value!r}; write a number from 0 to 32.")
-        return number
+    if isinstance(item.default, (int, float)):
+        return _number(value, item, origin)
     text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     choices = item.metadata["choices"]
     if choices and text not in choices:
         raise BadSetting(f"{origin} is {text!r}; write one of {', '.join(choices)}.")
     return text
+
+
+def _number(value: object, item: "dataclasses.Field[Any]", origin: str) -> int | float:
+    """Read a number within the bounds of its setting; 0 is what a setting takes for none. Bytes may have a unit."""
+    least, most = item.metadata["least"], item.metadata["most"]
+    text = str(value).strip().lower()
+    try:
+        if isinstance(item.default, float):
+            number: int | float = float(text)
+        elif least:
+            size = text.removesuffix("b").removesuffix("i")
+            number = int(size[:-1]) * UNITS[size[-1]] if size[-1:] in UNITS else int(size)
+        else:
+            number = int(text)
+    except ValueError:
+        number = -1
+    if number == 0 or least <= number <= most:
+        return number
+    range_ = f"0, or bytes from {least >> 20}M" if least else f"a number from 0 to {most}"
+    raise BadSetting(f"{origin} is {value!r}; write {range_}.")

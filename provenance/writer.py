@@ -22,7 +22,7 @@ import orjson
 from provenance.errors import BadSegment, ProvenanceError, SpoolRefused, StoreAway, StoreError
 from provenance.facts import Noted, Stream
 from provenance.integrity import keys
-from provenance.journal import records, spool
+from provenance.journal import bells, child, records, room, spool
 from provenance.journal.recovery import Damage, Scan, open_segment
 from provenance.settings import Places, embedded
 from provenance.store import database
@@ -89,10 +89,13 @@ class Drain:
             raise
         self.scans: dict[Path, Scan] = {}
         self.left_alone: set[Path] = set()
+        self.told: dict[bytes, int] = {}  # of commits, to those who wait for theirs
+        self.awaited = False
+        room.tidy(where.spool, {spool.stream_of(path) for path in spool.segments(where.spool) if spool.alive(path)})
 
     def pass_once(self, until: float = float("inf")) -> int:
         """Go over the spool once, up to a monotonic time; return how many records were moved."""
-        moved = 0
+        moved, self.awaited = 0, False
         paths = spool.segments(self.where.spool)
         self.scans = {path: scan for path, scan in self.scans.items() if path in paths}
         for place, path in enumerate(paths):
@@ -105,7 +108,7 @@ class Drain:
             except BadSegment as error:
                 log.warning("%s", error)
                 self.left_alone.add(path)
-        if not moved:
+        if not moved and not self.awaited:
             self.ingest.rest()
         return moved
 
@@ -127,9 +130,18 @@ class Drain:
                 break
         if whole and dead:
             self._retire(path, scan, ended=not sealed)
+        elif not dead:
+            self._tell(stream, scan.last_seq)
         if moved:
             log.info("%d records of %s in %.3f s", moved, path.name, time.monotonic() - before)
         return moved
+
+    def _tell(self, stream: bytes, seq: int) -> None:
+        """Tell a process that waits for its commits how far they are."""
+        if bells.ack_path(self.where.spool, stream).exists():
+            self.awaited = True
+            if self.told.get(stream) != seq and bells.committed(self.where.spool, stream, seq):
+                self.told[stream] = seq
 
     def _scan(self, path: Path) -> Scan | None:
         """Return the scan of a segment where it was left, or None where there is nothing to do."""
@@ -250,26 +262,32 @@ def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
     drain: Drain | None = None
     quiet_since = well_at = time.monotonic()
     failures = 0
+    uneasy = True  # about what an earlier writer complained of
+    rest = bells.Rest(where.spool)
     while not stop():
         try:
             drain = drain or Drain(where)
             moved = drain.pass_once()
         except Exception as error:  # a locked, full or absent database: everything stays in the spool
-            failures += 1
+            failures, uneasy = failures + 1, True
+            child.complain(where.spool, child.said(error))
             _bear(error, failures, time.monotonic() - well_at, idle)
             if drain is not None:
                 drain.close()
                 drain = None
             _pause(RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1], stop)
             continue
+        if uneasy:
+            child.well(where.spool)
         now = well_at = time.monotonic()
-        failures = 0
-        if moved:
+        failures, uneasy = 0, False
+        if moved or drain.awaited:
             quiet_since = now
         elif now - quiet_since > idle:
             break
-        else:
-            time.sleep(POLL_SECONDS)
+        if not moved:
+            rest.take(POLL_SECONDS)
+    rest.close()
     if drain is not None:
         drain.pass_once(time.monotonic() + READER_SECONDS)
         drain.close()
@@ -279,8 +297,7 @@ def _bear(error: Exception, failures: int, seconds: float, idle: float) -> None:
     """Say that the store failed, or give up: on what will not pass, or after an hour, unless this is a service."""
     if isinstance(error, ProvenanceError) and not isinstance(error, StoreAway):
         raise error
-    # The first line alone: what follows may quote the row.
-    said = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    said = child.said(error)
     if seconds > PATIENCE_SECONDS and idle != float("inf"):
         raise StoreError(f"the store failed for {seconds:.0f} s: {said}; the spool keeps everything.") from error
     if failures in (1, 11) or failures % 100 == 0:

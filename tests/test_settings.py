@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 from provenance.errors import BadSetting
-from provenance.settings import Settings, embedded, hide, load, places
+from provenance.settings import Settings, embedded, hide, homeless, load, places
 from tests.fakes.records import is_one_sentence
 
 
@@ -34,11 +35,21 @@ def test_arguments_beat_variables_and_variables_beat_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize("item", dataclasses.fields(Settings), ids=lambda item: item.name)
 def test_every_setting_has_a_variable_an_argument_and_help(item: "dataclasses.Field[object]", tmp_path: Path) -> None:
     choices = item.metadata["choices"]
-    value = {bool: "1", int: "7"}.get(type(item.default), choices[-1] if choices else "/x/y")
+    number = max(7, item.metadata.get("least", 0))
+    kind = type(item.default)
+    value = {bool: "1", int: str(number), float: "7"}.get(kind, choices[-1] if choices else "/x/y")
     environ = {"HOME": str(tmp_path), f"PROVENANCE_{item.name.upper()}": value}
-    assert getattr(load({}, environ), item.name) == {bool: True, int: 7}.get(type(item.default), value)
+    assert getattr(load({}, environ), item.name) == {bool: True, int: number, float: 7.0}.get(kind, value)
     assert load({item.name: value}, {"HOME": str(tmp_path)}) == load({}, environ)
     assert item.metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 1 << 20), ("512M", 512 << 20), ("2g", 2 << 30), ("3GiB", 3 << 30), ("64MB", 64 << 20), ("0", 0)],
+)
+def test_a_size_may_have_a_unit(text: str, size: int) -> None:
+    assert load({"spool_max": text}, {"HOME": "/none"}).spool_max == size
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
@@ -54,7 +65,9 @@ def test_no_is_read_however_it_is_written(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("CAPTURE", "everything"), ("CAPTURE", ""), ("EVIDENCE", "many"), ("EVIDENCE", "-1"), ("EVIDENCE", "33"),
-     ("EVIDENCE", "4.5"), ("WEIGHTS", "yes"), ("WRITER", "daemon"), ("DISABLED", "maybe"), ("IDENTIFY_HOST", "2")],
+     ("EVIDENCE", "4.5"), ("WEIGHTS", "yes"), ("WRITER", "daemon"), ("DISABLED", "maybe"), ("IDENTIFY_HOST", "2"),
+     ("DURABILITY", "most"), ("ON_FAILURE", "log"), ("MAX_BLOCK", "-1"), ("MAX_BLOCK", "nan"), ("MAX_BLOCK", "inf"),
+     ("SPOOL_MAX", "12"), ("SPOOL_MAX", "1T"), ("SPOOL_MAX", "G"), ("SYNC_INTERVAL", "soon")],
 )  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named_with_where_it_came_from(name: str, value: str, tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=f"PROVENANCE_{name} is '{value}'; write") as caught:
@@ -96,6 +109,19 @@ def test_without_anything_said_everything_lies_in_the_users_own_folders() -> Non
     assert spots.url == "sqlite:////h/.local/share/provenance/provenance.db"
     assert spots.spool == Path("/h/.local/share/provenance/provenance.db.spool")
     assert spots.key_file == Path("/c/provenance/key")
+
+
+def test_a_home_that_is_no_folder_is_not_used_and_stops_nothing(tmp_path: Path) -> None:
+    """HOME=/dev/null is what services say where they mean: no home. The account has one all the same."""
+    (tmp_path / "file").write_text("")
+    for named in ("/dev/null", str(tmp_path / "file")):
+        assert homeless({"HOME": named})
+        assert load({}, {"HOME": named}) == Settings()
+        spots = places(Settings(), {"HOME": named})
+        assert spots.database == Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local/share/provenance/provenance.db"
+    assert not homeless({"HOME": str(tmp_path)})
+    assert not homeless({"HOME": "/not/there/yet"})
+    assert not homeless({})
 
 
 def test_a_relative_folder_in_an_xdg_variable_does_not_count() -> None:

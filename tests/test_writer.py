@@ -19,7 +19,7 @@ import pytest
 
 from provenance import recorder, writer
 from provenance.errors import SpoolRefused
-from provenance.journal import spool
+from provenance.journal import room, spool
 from provenance.settings import Places, Settings, load, places
 from tests.conftest import Command
 from tests.fakes import records as fake
@@ -106,7 +106,7 @@ def test_a_recorders_child_drains_what_was_recorded_and_ends_when_idle(python: C
 
 
 def test_a_child_has_its_own_session_and_nothing_of_its_parents(spots: Places, tmp_path: Path) -> None:
-    spool.prepare(spots.spool)
+    room.prepare(spots.spool)
     secret = (tmp_path / "open-in-the-parent").open("w")
     os.set_inheritable(secret.fileno(), True)
     child = recorder.launch_writer(spots)
@@ -221,7 +221,7 @@ def test_of_two_writers_one_is_elected(spots: Places, spawn: Callable[..., "subp
 
 
 def test_the_elected_one_keeps_its_place_until_it_lets_go(spots: Places) -> None:
-    spool.prepare(spots.spool)
+    room.prepare(spots.spool)
     with writer.elected(spots.spool) as first:
         assert first
         with writer.elected(spots.spool) as second:
@@ -233,7 +233,7 @@ def test_the_elected_one_keeps_its_place_until_it_lets_go(spots: Places) -> None
 
 def test_nobody_is_elected_where_there_is_no_spool_or_the_lock_is_a_link(spots: Places, tmp_path: Path) -> None:
     assert not lock_is_free(spots.spool)
-    spool.prepare(spots.spool)
+    room.prepare(spots.spool)
     (tmp_path / "victim").write_text("theirs")
     (spots.spool / "writer.lock").symlink_to(tmp_path / "victim")
     assert not lock_is_free(spots.spool)

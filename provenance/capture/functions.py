@@ -15,12 +15,12 @@ from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, ROLE, VALUE, Field, Payload, SequenceEnd, State
 from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, named, unsaid, withheld
 from provenance.integrity.values import encode
-from provenance.recorder import Harmless
+from provenance.recorder import START, Harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
 RETURNED = FINISHES.index("returned")
-START, END = "the start of a call", "the end of a call"
+END = "the end of a call"
 
 
 @overload

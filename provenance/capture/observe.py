@@ -13,7 +13,7 @@ from provenance.capture.call import ACTIVE, NOTHING, Call
 from provenance.capture.evidence import Observer, observe
 from provenance.capture.models import MODELS, Watched
 from provenance.capture.transformers import Inputs, read_inputs, read_outputs
-from provenance.recorder import Harmless, Recorder
+from provenance.recorder import START, Harmless, Recorder
 
 RUNTIME = "transformers"
 LOOPS = ("greedy_search", "sample")
@@ -38,7 +38,7 @@ def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         state: State | None = None
-        with Harmless("the start of a call"):
+        with Harmless(START):
             recorder = _watching()
             if recorder is not None:
                 state = _begin(recorder, self, {**dict(zip(names, args, strict=False)), **kwargs}, own)

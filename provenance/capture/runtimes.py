@@ -16,7 +16,7 @@ from typing import Any
 from provenance import recorder as recorders
 from provenance.capture import answers, moment
 from provenance.capture.call import ACTIVE, PLAIN, Call
-from provenance.capture.functions import END, START, Steps
+from provenance.capture.functions import END, Steps
 from provenance.capture.models import MODELS, Watched
 from provenance.catalogue.fields import table
 from provenance.facts import Field, Fingerprint
@@ -24,7 +24,7 @@ from provenance.fingerprint import engines
 from provenance.fingerprint.engines import shown
 from provenance.fingerprint.environment import entry_points
 from provenance.fingerprint.reading import read as read_field
-from provenance.recorder import Harmless, log
+from provenance.recorder import START, Harmless, log
 
 METHODS = {
     "vllm": ("generate", "chat"), "sglang": ("generate",), "tensorrt_llm": ("generate",),

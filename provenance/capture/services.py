@@ -16,9 +16,9 @@ from typing import Any
 from provenance import recorder as recorders
 from provenance.capture import moment, replies, runtimes
 from provenance.capture.call import ACTIVE, Call
-from provenance.capture.functions import END, START, _awaited
+from provenance.capture.functions import END, _awaited
 from provenance.facts import Fingerprint
-from provenance.recorder import Harmless
+from provenance.recorder import START, Harmless
 
 RUNTIME = "openai"
 CLIENTS = ("OpenAI", "AsyncOpenAI")

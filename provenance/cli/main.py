@@ -45,6 +45,7 @@ COMMANDS: dict[str, Entry] = {
     "lint": Entry("lint", "lint", "Name the traps in decoding settings: of a run, or of a model's folder."),
     "probe": Entry("probe", "probe", "Measure what holds of a model here: repeats, batches, cache, processes."),
     "doctor": Entry("doctor", "doctor", "What would matter most here: process, model and store, each with its cure."),
+    "verify": Entry("verify", "verify", "Account for every record: what is there, what is missing, and why."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
     "import": Entry("imports", "import_segments", "Bring the journal of a host that cannot reach the store."),
     "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),

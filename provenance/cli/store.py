@@ -125,11 +125,11 @@ def writer(
 ) -> int:
     """Move the journal into the database, in the foreground: for services and side-cars."""
     from provenance import writer as mover
-    from provenance.journal import spool
+    from provenance.journal import room
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     spots = where(db)
-    spool.prepare(spots.spool)
+    room.prepare(spots.spool)
     sys.stderr.write(f"provenance: draining {spots.spool} into {hide(spots.url)}\n")
     mover.run(spots, idle=idle or float("inf"), wait=True)
     return 0

@@ -20,7 +20,8 @@ from provenance.errors import JournalError, SpoolRefused
 from provenance.facts import Noted
 from provenance.journal import frame, records, spool
 from provenance.journal.recovery import open_segment
-from provenance.journal.spool import Journal, alive, prepare, segments
+from provenance.journal.room import prepare
+from provenance.journal.spool import Journal, alive, segments
 from tests.conftest import Command
 from tests.fakes.records import about, is_one_sentence
 
