@@ -50,7 +50,7 @@ class Recorder:
         """
         self.settings = settings
         self.places: Places = places(settings)
-        self.key = _key(self.places)
+        self.key = keys.need(self.places.key_file)
         self.strict = settings.on_failure == "raise"
         self.journal = open_journal(self.places.spool, about(settings, self.key), keeping(settings, self.places.spool))
         self.journal.help = self._help
@@ -261,16 +261,6 @@ def keeping(settings: Settings, spool: Path) -> Keep:
         limit=settings.spool_max or default_limit(spool),
         sync_seconds=settings.sync_interval if settings.durability == "process" else 0.0,
     )
-
-
-def _key(where: Places) -> bytes:
-    try:
-        return keys.load(where.key_file)
-    except OSError as error:
-        raise ProvenanceError(
-            f"the key file {where.key_file} cannot be made: {error.strerror}. Set PROVENANCE_DB and "
-            "PROVENANCE_KEY_FILE to places that this user can write to."
-        ) from error
 
 
 def launch_writer(where: Places) -> "subprocess.Popen[bytes]":

@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from provenance.errors import BadSetting, SpoolRefused
+from provenance.errors import BadSetting, ProvenanceError, SpoolRefused
 
 SIZE = 32
 
@@ -26,6 +26,20 @@ def load(path: Path) -> bytes:
     except FileNotFoundError:
         _make(path)
         return _read(path)
+
+
+def need(path: Path) -> bytes:
+    """Read the key for a call that is about to be recorded.
+
+    Raises ProvenanceError, with what to do, where the system refuses the file; else as `load`.
+    """
+    try:
+        return load(path)
+    except OSError as error:
+        raise ProvenanceError(
+            f"the key file {path} cannot be made: {error.strerror}. Set PROVENANCE_DB and "
+            "PROVENANCE_KEY_FILE to places that this user can write to."
+        ) from error
 
 
 def _read(path: Path) -> bytes:
