@@ -215,7 +215,7 @@ def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
     """
     target = where.spool / "target"
     url, password = without_password(where.url)
-    text = orjson.dumps({"url": url, "key_file": str(where.key_file)})
+    text = orjson.dumps({"url": url, "key_file": str(where.key_file), "grace": where.grace})
     if not target.exists() or target.read_bytes() != text:
         draft = where.spool / f".target.{os.getpid()}"
         draft.write_bytes(text)

@@ -16,11 +16,12 @@ from typing import Any
 
 from provenance.errors import BadSetting
 
+GRACE = 86_400.0
 YES, NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
-def _setting(default: object, text: str, *choices: str) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+def _setting(default: object, text: str, *choices: str, most: int = 32) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices, "most": most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class Settings:
                             "checkpoint's files, the files alone, or nothing.", "tensors", "files", "off")  # fmt: skip
     writer: str = _setting("process", "Who moves the journal into the database: a child process, a thread of this "
                            "process, or somebody else.", "process", "thread", "off")  # fmt: skip
+    grace: int = _setting(24, "Hours that the writer keeps a drained segment in the spool, so that `provenance "
+                              "redrain` can bring back what a restored or failed-over database lost; 0: none. All "
+                              "of them take at most 1 GiB, and a twentieth of what is free.", most=24 * 365)  # fmt: skip
     identify_host: bool = _setting(False, "Record the host's name in clear instead of a keyed digest of it.")  # noqa: FBT003
     disabled: bool = _setting(False, "Turn everything off: calls run as if nothing were installed.")  # noqa: FBT003
 
@@ -51,6 +55,7 @@ class Places:
     database: Path | None  # the file of an embedded store
     spool: Path
     key_file: Path
+    grace: float = GRACE  # seconds that drained segments are kept
 
 
 def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -60,7 +65,7 @@ def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, st
 
     >>> load({"evidence": 8}, {"PROVENANCE_CAPTURE": "digest"})
     Settings(db='', spool='', key_file='', capture='digest', evidence=8, weights='tensors', writer='process', \
-identify_host=False, disabled=False)
+grace=24, identify_host=False, disabled=False)
     """
     environ = os.environ if environ is None else environ
     chosen: dict[str, object] = {}
@@ -94,7 +99,7 @@ def places(settings: Settings, environ: Mapping[str, str] | None = None) -> Plac
         name = hashlib.sha256(settings.db.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         spool = state_home(environ) / "provenance" / f"spool-{name}"
     url = f"sqlite:///{database}" if database is not None else settings.db
-    return Places(url, database, spool, key.absolute())
+    return Places(url, database, spool, key.absolute(), settings.grace * 3600.0)
 
 
 def _path(text: str) -> Path:
@@ -203,8 +208,8 @@ def _value(name: str, value: object, origin: str) -> object:
             number = int(str(value))
         except ValueError:
             number = -1
-        if not 0 <= number <= 32:
-            raise BadSetting(f"{origin} is {value!r}; write a number from 0 to 32.")
+        if not 0 <= number <= item.metadata["most"]:
+            raise BadSetting(f"{origin} is {value!r}; write a number from 0 to {item.metadata['most']}.")
         return number
     text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     choices = item.metadata["choices"]

@@ -81,7 +81,7 @@ def eventually(true: Callable[[], bool], seconds: float = 20.0) -> float:
 
 
 def lock_is_free(folder: Path) -> bool:
-    with writer.elected(folder) as mine:
+    with spool.elected(folder) as mine:
         return mine
 
 
@@ -222,9 +222,9 @@ def test_of_two_writers_one_is_elected(spots: Places, spawn: Callable[..., "subp
 
 def test_the_elected_one_keeps_its_place_until_it_lets_go(spots: Places) -> None:
     spool.prepare(spots.spool)
-    with writer.elected(spots.spool) as first:
+    with spool.elected(spots.spool) as first:
         assert first
-        with writer.elected(spots.spool) as second:
+        with spool.elected(spots.spool) as second:
             assert not second
         assert writer.run(spots) is False
     assert lock_is_free(spots.spool)
@@ -352,10 +352,10 @@ def test_a_store_that_fails_is_tried_again_and_the_spool_keeps_everything(
     calls.close()
     real, fails = writer.Drain, iter([True, True])
 
-    def failing(where: Places) -> Any:
+    def failing(where: Places, progress: writer.Progress) -> Any:
         if next(fails, False):
             raise OSError(28, "No space left on device")
-        return real(where)
+        return real(where, progress)
 
     monkeypatch.setattr(writer, "Drain", failing)
     monkeypatch.setattr(writer, "RETRY_SECONDS", (0.05,))

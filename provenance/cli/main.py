@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "lint": Entry("lint", "lint", "Name the traps in decoding settings: of a run, or of a model's folder."),
     "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
     "import": Entry("imports", "import_segments", "Bring the journal of a host that cannot reach the store."),
+    "redrain": Entry("imports", "redrain", "Put segments that are still kept into a database that lost commits."),
     "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),
 }

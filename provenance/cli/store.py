@@ -168,7 +168,7 @@ def current(db: Db = "", json: Json = False) -> int:
 @db.command("path")
 def path(db: Db = "", json: Json = False) -> int:
     """List every file that belongs to the store, for whoever wants to copy or delete them."""
-    from provenance.journal import spool
+    from provenance.journal import kept, spool
 
     spots = where(db)
     found: list[tuple[str, str, bool]] = []
@@ -181,6 +181,7 @@ def path(db: Db = "", json: Json = False) -> int:
         found.append(("database", hide(spots.url), True))
     found.append(("spool", str(spots.spool), spots.spool.exists()))
     found += [("segment", str(file), True) for file in spool.segments(spots.spool)]
+    found += [("kept segment", str(file), True) for file in kept.kept(spots.spool)]
     found.append(("key", str(spots.key_file), spots.key_file.exists()))
     digests = cache_home(os.environ) / "provenance" / "digests"
     found.append(("digests", str(digests), digests.exists()))

@@ -39,12 +39,14 @@ ENTRY = struct.Struct("<BBHIIQ32s")
 NOTE_CODES = {name: code for code, name in NOTES.items()}
 
 
-def commit(payload: Payload, seed: bytes) -> tuple[bytes, bytes]:
-    """Return salt and commitment of a payload: computed, or as the capturing process sealed them."""
-    salt = digests.salt(seed, payload.role, payload.row, payload.ret * 65536 + payload.part)
-    if payload.encoding & SEALED:
-        return salt, payload.data[:32]
-    return salt, digests.commitment(salt, payload.data)
+def salt(payload: Payload, seed: bytes) -> bytes:
+    """Return the salt of a payload: its place under the seed of its frame."""
+    return digests.salt(seed, payload.role, payload.row, payload.ret * 65536 + payload.part)
+
+
+def committed(payload: Payload, salt: bytes) -> bytes:
+    """Return the commitment of a payload: computed, or as the capturing process sealed it."""
+    return payload.data[:32] if payload.encoding & SEALED else digests.commitment(salt, payload.data)
 
 
 def size(payload: Payload) -> int:

@@ -36,6 +36,7 @@ SHA256: dict[str, str] = {
     "journal-v1.seg": "c43a822b6d4d129b07ce971ba39161b3c8a29950c43e3c7be23feec0a5813cc5",
     "store-0001.db": "c94c21a0bc183700f58c9b15e26bb6682af34e2c3f0bfe87a3234ac2990749ef",
     "store-0002.db": "d1feb40e08ee91758f9a1cc54061797ba26642ee66a04a08695913d37e750816",
+    "store-0003.db": "41c352b7fa80c3083caec3aa69ed4be3e8a660b0fb43d840af4fce8ddc077204",
 }
 
 

@@ -1,0 +1,35 @@
+"""Ends that came before their starts are held until those come, and large payloads are kept in pieces."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "early_ends",
+        sa.Column("stream", Key, autoincrement=False, nullable=False),
+        sa.Column("start_seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("salts", sa.LargeBinary(), nullable=True),
+        sa.Column("record", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("stream", "start_seq"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "blob_chunks",
+        sa.Column("sha256", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("sha256", "part"),
+    )
+
+
+def downgrade() -> None:
+    raise NotImplementedError("a store goes forward only; this version reads what earlier ones wrote")
