@@ -40,9 +40,9 @@ class Settings:
                             "checkpoint's files, the files alone, or nothing.", "tensors", "files", "off")  # fmt: skip
     writer: str = _setting("process", "Who moves the journal into the database: a child process, a thread of this "
                            "process, or somebody else.", "process", "thread", "off")  # fmt: skip
-    grace: int = _setting(24, "Hours that the writer keeps a drained segment in the spool, so that `provenance "
-                              "redrain` can bring back what a restored or failed-over database lost; 0: none. All "
-                              "of them take at most 1 GiB, and a twentieth of what is free.", most=24 * 365)  # fmt: skip
+    grace: int = _setting(24, "Hours that the writer keeps a drained segment, so that `provenance redrain` can bring "
+                          "back what a restored or failed-over database lost; 0: none. All of them take at most 1 GiB, "
+                          "and a twentieth of what is free.", most=24 * 365)  # fmt: skip
     identify_host: bool = _setting(False, "Record the host's name in clear instead of a keyed digest of it.")  # noqa: FBT003
     disabled: bool = _setting(False, "Turn everything off: calls run as if nothing were installed.")  # noqa: FBT003
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,14 +54,14 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """What a writer has done since it started and where it is, for whoever watches it from another thread."""
+    """What a writer has done since it started, for whoever watches it from another thread."""
 
     drained: int = 0
+    elected: bool = False
     dropped: int = 0  # records that recorders could not keep, as their gap records say
     errors: int = 0
     committed_at: float = 0.0
     trouble: str = ""  # why the store takes nothing now
-    places: dict[Path, int] = field(default_factory=dict)  # how far each segment is in the store
 
 
 class Drain:
@@ -74,6 +74,7 @@ class Drain:
         """
         self.where, self.progress = where, progress or Progress()
         self._expire_at = 0.0
+        self.stop: Callable[[], bool] = lambda: False  # asked between batches
         engine = database.writing(where.url, where.database)
         try:
             database.check(engine, str(where.database or "named by PROVENANCE_DB"), writer=True)
@@ -89,9 +90,8 @@ class Drain:
         moved = 0
         paths = spool.segments(self.where.spool)
         self.scans = {path: scan for path, scan in self.scans.items() if path in paths}
-        self.progress.places = {path: scan.position for path, scan in self.scans.items()}
         for place, path in enumerate(paths):
-            if path in self.left_alone or time.monotonic() > until:
+            if path in self.left_alone or time.monotonic() > until or self.stop():
                 continue
             following = paths[place + 1] if place + 1 < len(paths) else None
             newer = following is not None and spool.stream_of(following) == spool.stream_of(path)
@@ -120,7 +120,7 @@ class Drain:
         whole = True
         for batch in _batches(scan, sealed or dead):
             moved += self._write(scan, batch)
-            if time.monotonic() > until:
+            if time.monotonic() > until or self.stop():
                 whole = False
                 break
         if whole and dead:
@@ -142,7 +142,6 @@ class Drain:
             if position.segment == scan.header.index and position.offset:
                 scan.position, scan.last_seq = position.offset, position.last_seq
             self.scans[path] = scan
-            self.progress.places[path] = scan.position
         return scan
 
     def _write(self, scan: Scan, batch: list[tuple[int, int, int, bytes]]) -> int:
@@ -162,14 +161,13 @@ class Drain:
                 raise  # everything waits
             return sum(self._write_one(scan, item) for item in items)
         scan.told = told
-        self._note(scan, items, moved)
+        self._note(items, moved)
         return moved
 
-    def _note(self, scan: Scan, items: list[Item], moved: int) -> None:
+    def _note(self, items: list[Item], moved: int) -> None:
         """Keep the progress up to date."""
         self.progress.drained += moved
         self.progress.committed_at = time.time()
-        self.progress.places[scan.path] = items[-1].end
         for item in items if moved else ():
             if isinstance(item.record, Noted) and item.record.kind == "gap":
                 hole = orjson.loads(item.record.document)
@@ -180,14 +178,13 @@ class Drain:
         stream, segment = scan.header.stream, scan.header.index
         try:
             moved = self.ingest.write(stream, segment, [item])
-            self._note(scan, [item], moved)
+            self._note([item], moved)
             return moved
         except Exception as error:
             if database.failed(self.ingest.engine, error):
                 raise
-            reason = _said(error)
-            log.warning("record %d cannot be stored: %s", item.record.seq, reason)
-            self.ingest.refuse(stream, segment, item, reason)
+            log.warning("record %d cannot be stored: %s", item.record.seq, _said(error))
+            self.ingest.refuse(stream, segment, item, _said(error))
             scan.damage.append(Damage(item.end, item.end, item.record.seq))  # so the segment is set aside, not unlinked
             return 0
 
@@ -259,11 +256,13 @@ def run(
 
 def _serve(where: Places, idle: float, stop: Callable[[], bool], progress: Progress) -> None:
     drain: Drain | None = None
+    progress.elected = True
     quiet_since = well_at = time.monotonic()
     failures = 0
     while not stop():
         try:
             drain = drain or Drain(where, progress)
+            drain.stop = stop
             moved = drain.pass_once()
             progress.trouble = ""
         except Exception as error:  # a locked, full or absent database: everything stays in the spool
@@ -284,6 +283,7 @@ def _serve(where: Places, idle: float, stop: Callable[[], bool], progress: Progr
         else:
             time.sleep(POLL_SECONDS)
     if drain is not None:
+        drain.stop = lambda: False
         drain.pass_once(time.monotonic() + READER_SECONDS)
         drain.close()
 

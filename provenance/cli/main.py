@@ -40,7 +40,9 @@ COMMANDS: dict[str, Entry] = {
     "check": Entry("lock", "check", "Compare this machine and model with provenance.lock; exit code 1 on drift."),
     "weights": Entry("weights", "weights", "The weights: which tensors differ, and the digests of files."),
     "lint": Entry("lint", "lint", "Name the traps in decoding settings: of a run, or of a model's folder."),
-    "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
+    "writer": Entry(
+        "service", "writer", "Move the journal into the database, in the foreground; --status says how far."
+    ),
     "import": Entry("imports", "import_segments", "Bring the journal of a host that cannot reach the store."),
     "redrain": Entry("imports", "redrain", "Put segments that are still kept into a database that lost commits."),
     "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),

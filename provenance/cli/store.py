@@ -1,6 +1,5 @@
-"""sql, writer, db: the store itself."""
+"""sql, db: the store itself."""
 
-import logging
 import os
 import re
 import sqlite3
@@ -117,22 +116,6 @@ def _refusal(error: Exception, statement: str, server: bool) -> UsageError:
     if "one statement at a time" in text or "multiple commands" in text:
         return UsageError("sql takes one statement at a time.")
     return UsageError(f"the statement does not run: {text}.")
-
-
-def writer(
-    idle: Annotated[float, typer.Option("--idle", help="End after this many seconds without work; 0: never.")] = 0.0,
-    db: Db = "",
-) -> int:
-    """Move the journal into the database, in the foreground: for services and side-cars."""
-    from provenance import writer as mover
-    from provenance.journal import spool
-
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
-    spots = where(db)
-    spool.prepare(spots.spool)
-    sys.stderr.write(f"provenance: draining {spots.spool} into {hide(spots.url)}\n")
-    mover.run(spots, idle=idle or float("inf"), wait=True)
-    return 0
 
 
 @db.command("upgrade")

@@ -60,7 +60,7 @@ def expire(folder: Path, grace: float) -> int:
         there.append((facts.st_mtime, facts.st_size, path))
     if not there:
         return 0
-    room = min(MOST_BYTES, _free(folder) // SHARE_OF_FREE)
+    room = min(MOST_BYTES, free(folder) // SHARE_OF_FREE)
     oldest, size, gone = time.time() - grace, sum(item[1] for item in there), 0
     for at, bytes_, path in sorted(there):
         if at > oldest and size <= room:
@@ -70,6 +70,7 @@ def expire(folder: Path, grace: float) -> int:
     return gone
 
 
-def _free(folder: Path) -> int:
+def free(folder: Path) -> int:
+    """Return how many bytes this user may still write there."""
     facts = os.statvfs(folder)
     return facts.f_bavail * facts.f_frsize

@@ -189,7 +189,7 @@ def test_the_oldest_go_first_where_there_is_no_room(local: Places, monkeypatch: 
 def test_on_a_full_disk_they_are_the_first_to_go(local: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     life(local, 1, 1).close()
     drained(local)
-    monkeypatch.setattr(kept, "_free", lambda _: 0)
+    monkeypatch.setattr(kept, "free", lambda _: 0)
     assert kept.expire(local.spool, local.grace) == 2
 
 
