@@ -17,6 +17,7 @@
     ├── JournalError                       the spool
     │   ├── SpoolRefused                   a folder or file that is not safe to write to
     │   └── BadSegment                     a header that is foreign, newer or damaged
+    │       └── MissingBlob                a large payload that does not lie beside its segment
     ├── IntegrityError
     │   └── NotCanonical (TypeError)       a value that has no canonical bytes
     ├── NotDeterministic (RuntimeError)    an operator that has no deterministic form, under strict
@@ -115,6 +116,10 @@ class SpoolRefused(JournalError):
 
 class BadSegment(JournalError):
     """A segment whose header is foreign, newer than this code, or damaged."""
+
+
+class MissingBlob(BadSegment):
+    """A large payload that does not lie beside its segment, or is not of its size."""
 
 
 class IntegrityError(ProvenanceError):

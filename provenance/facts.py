@@ -218,6 +218,10 @@ ROLES = {
 ROLE = {name: number for number, name in ROLES.items()}
 
 TEXT, BUFFER, VALUE, OCTETS, DIGEST = range(5)
+LARGE = 1 << 20  # content beyond it goes past frames and rows
+KIND = 0x0F  # the part of an encoding that says what the content is
+TRUNCATED = 0x20  # beyond the setting max_payload: sealed, and said to be
+BLOB = 0x40  # in a frame: digest and size of a file beside the segment stand in place of the content
 SEALED = 0x80  # commitment, equality key and size stand in place of the content
 MEDIA = {
     TEXT: "text/plain;charset=utf-8", BUFFER: "application/x-provenance-buffer", VALUE: "application/json",

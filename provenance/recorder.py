@@ -22,12 +22,12 @@ import orjson
 
 from provenance import privacy
 from provenance.errors import ProvenanceError
-from provenance.facts import Fingerprint, Output, Request
+from provenance.facts import LARGE, Fingerprint, Output, Payload, Request
 from provenance.fingerprint.environment import Environment, program_path
 from provenance.fingerprint.reading import short_path
 from provenance.integrity import digests, keys
 from provenance.integrity.secrets import without_password
-from provenance.journal import frame, records
+from provenance.journal import blobs, frame, records
 from provenance.journal.spool import Journal
 from provenance.settings import Places, Settings, load, places
 
@@ -71,7 +71,12 @@ class Recorder:
         seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
-        seq = self.journal.append(frame.START, records.start_payload(seed, request))
+        try:
+            seq = self.journal.append(frame.START, records.start_payload(seed, request))
+        except records.TooLarge:
+            payloads, drafts = self._aside(request.payloads, seed)
+            pieces = records.start_payload(seed, request._replace(payloads=payloads))
+            seq = self.journal.append_beside(frame.START, pieces, drafts)
         self.records += 1
         return seq
 
@@ -80,11 +85,32 @@ class Recorder:
         seed = self._seeds.pop() if self._seeds else self._draw()
         if self._cut:
             output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
-        seq = self.journal.append(frame.END, records.end_payload(seed, output))
+        try:
+            seq = self.journal.append(frame.END, records.end_payload(seed, output))
+        except records.TooLarge:
+            payloads, drafts = self._aside(output.payloads, seed)
+            pieces = records.end_payload(seed, output._replace(payloads=payloads))
+            seq = self.journal.append_beside(frame.END, pieces, drafts)
         self.records += 1
         if time.monotonic() >= self._next_check:
             self._look_after()
         return seq
+
+    def _aside(self, payloads: tuple[Payload, ...], seed: bytes) -> tuple[tuple[Payload, ...], list[blobs.Draft]]:
+        """Put large payloads beside the journal; of one beyond ``max_payload``, or the disk, keep the digests."""
+        made, drafts = [], []
+        for item in payloads:
+            if len(item.data) > self.settings.max_payload << 20:
+                item = privacy.truncate(item, seed, self.key)  # noqa: PLW2901
+            elif len(item.data) > LARGE:
+                try:
+                    drafts.append(blobs.draft(self.places.spool, item.data))
+                    item = blobs.refer(item, drafts[-1].digest)  # noqa: PLW2901
+                except OSError as error:
+                    self.failed("a large payload", error)
+                    item = privacy.truncate(item, seed, self.key)  # noqa: PLW2901
+            made.append(item)
+        return tuple(made), drafts
 
     def _draw(self) -> bytes:
         """Return 32 random bytes for the salts of one frame, and draw those of the next from the system too."""

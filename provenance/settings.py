@@ -40,6 +40,9 @@ class Settings:
                             "checkpoint's files, the files alone, or nothing.", "tensors", "files", "off")  # fmt: skip
     writer: str = _setting("process", "Who moves the journal into the database: a child process, a thread of this "
                            "process, or somebody else.", "process", "thread", "off")  # fmt: skip
+    max_payload: int = _setting(1024, "MiB that one payload may have (a prompt, an image, a tensor): of a larger one "
+                                "only digests of all its bytes are kept, and the mark that it was cut. Beyond 1 MiB "
+                                "a payload is a file or rows of its own.", most=1 << 20)  # fmt: skip
     grace: int = _setting(24, "Hours that the writer keeps a drained segment, so that `provenance redrain` can bring "
                           "back what a restored or failed-over database lost; 0: none. All of them take at most 1 GiB, "
                           "and a twentieth of what is free.", most=24 * 365)  # fmt: skip
@@ -65,7 +68,7 @@ def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, st
 
     >>> load({"evidence": 8}, {"PROVENANCE_CAPTURE": "digest"})
     Settings(db='', spool='', key_file='', capture='digest', evidence=8, weights='tensors', writer='process', \
-grace=24, identify_host=False, disabled=False)
+max_payload=1024, grace=24, identify_host=False, disabled=False)
     """
     environ = os.environ if environ is None else environ
     chosen: dict[str, object] = {}

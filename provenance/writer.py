@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import orjson
 
-from provenance.errors import BadSegment, ProvenanceError, SpoolRefused, StoreAway, StoreError
+from provenance.errors import BadSegment, MissingBlob, ProvenanceError, SpoolRefused, StoreAway, StoreError
 from provenance.facts import Noted, Stream
 from provenance.integrity import keys
-from provenance.journal import kept, records, spool
+from provenance.journal import blobs, kept, records, spool
 from provenance.journal.recovery import Damage, Scan, open_segment
 from provenance.settings import GRACE, Places, embedded
 from provenance.store import database
@@ -58,7 +58,6 @@ class Progress:
 
     drained: int = 0
     elected: bool = False
-    dropped: int = 0  # records that recorders could not keep, as their gap records say
     errors: int = 0
     committed_at: float = 0.0
     trouble: str = ""  # why the store takes nothing now
@@ -74,6 +73,7 @@ class Drain:
         """
         self.where, self.progress = where, progress or Progress()
         self._expire_at = 0.0
+        self.strict = False  # what lies beside a segment must be there
         self.stop: Callable[[], bool] = lambda: False  # asked between batches
         engine = database.writing(where.url, where.database)
         try:
@@ -148,8 +148,10 @@ class Drain:
         items = []
         for end, seq, kind, payload in batch:
             try:
-                record = records.read(kind, seq, payload)
+                record = blobs.resolved(records.read(kind, seq, payload), scan.path)
             except BadSegment as error:
+                if self.strict and isinstance(error, MissingBlob):
+                    raise
                 detail = orjson.dumps({"first": seq, "last": seq, "reason": str(error)})
                 record = Noted(seq, "gap", bytes(32), detail)
             items.append(Item(record, frame_digest(kind, payload), end))
@@ -161,24 +163,20 @@ class Drain:
                 raise  # everything waits
             return sum(self._write_one(scan, item) for item in items)
         scan.told = told
-        self._note(items, moved)
+        self._note(moved)
         return moved
 
-    def _note(self, items: list[Item], moved: int) -> None:
+    def _note(self, moved: int) -> None:
         """Keep the progress up to date."""
         self.progress.drained += moved
         self.progress.committed_at = time.time()
-        for item in items if moved else ():
-            if isinstance(item.record, Noted) and item.record.kind == "gap":
-                hole = orjson.loads(item.record.document)
-                self.progress.dropped += hole["last"] - hole["first"] + 1
 
     def _write_one(self, scan: Scan, item: Item) -> int:
         """Write one record of a batch that failed: one that cannot be stored must not hold up all that follow."""
         stream, segment = scan.header.stream, scan.header.index
         try:
             moved = self.ingest.write(stream, segment, [item])
-            self._note([item], moved)
+            self._note(moved)
             return moved
         except Exception as error:
             if database.failed(self.ingest.engine, error):
@@ -204,7 +202,7 @@ class Drain:
         ``last`` says that no later segment of its stream is at hand: what still runs in it is taken for crashed, until
         a newer copy brings its end. Raises BadSegment where it is no segment.
         """
-        scan = open_segment(path)
+        scan, self.strict = open_segment(path), True
         stream, index = scan.header.stream, scan.header.index
         before = self.ingest.position(stream)
         missing = max(0, index - before.segment - (1 if before.offset else 0))

@@ -30,6 +30,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", "part"),
     )
 
+    codecs = sa.table("codecs", sa.column("id"), sa.column("kind"))
+    if op.get_bind().execute(sa.select(codecs.c.id).limit(1)).first():  # a fresh store gets all of them from its writer
+        op.bulk_insert(codecs, [{"id": 4, "kind": "blob by SHA-256"}])
+
 
 def downgrade() -> None:
     raise NotImplementedError("a store goes forward only; this version reads what earlier ones wrote")

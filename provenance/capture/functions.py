@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
-from provenance.facts import FINISHES, ROLE, VALUE, Payload, SequenceEnd
+from provenance.facts import FINISHES, OCTETS, ROLE, VALUE, Payload, SequenceEnd
+from provenance.integrity.media import Aside
 from provenance.integrity.secrets import GONE, named, scrub, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
+PARTS = 1 << 16
 RETURNED = FINISHES.index("returned")
 START, END = "the start of a call", "the end of a call"
 
@@ -90,8 +92,8 @@ def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     call = Call(recorder, RUNTIME, operation.name)
     if operation.secret:
         args = _open(args, operation.secret)
-    data = encode({"args": args, "kwargs": kwargs} if kwargs else {"args": args})
-    call.begin((Payload(ROLE["arguments"], VALUE, scrub(data)),), {}, 1, None, 0)
+    given = {"args": args, "kwargs": kwargs} if kwargs else {"args": args}
+    call.begin(_payloads(given, ROLE["arguments"], ROLE["prompt.media"]), {}, 1, None, 0)
     return call
 
 
@@ -100,7 +102,16 @@ def _finish(call: Call | None, value: Any) -> None:
         return
     call.mark()
     end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
-    call.finish((end,), (Payload(ROLE["output.value"], VALUE, scrub(encode(value))),), {})
+    call.finish((end,), _payloads(value, ROLE["output.value"], ROLE["output.media"]), {})
+
+
+def _payloads(value: Any, role: int, media: int) -> tuple[Payload, ...]:
+    """Return the payloads of a value: the value, and one for each thing in it that is large or a medium of its own."""
+    aside: list[Aside] = []
+    payloads = [Payload(role, VALUE, scrub(encode(value, aside)))]
+    for part, item in enumerate(aside[:PARTS]):
+        payloads.append(Payload(media, OCTETS, scrub(item.data) if item.text else item.data, part=part))
+    return tuple(payloads)
 
 
 def _fail(call: Call | None, error: BaseException) -> None:

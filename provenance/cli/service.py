@@ -4,6 +4,8 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -53,22 +55,29 @@ def writer(
         signal.signal(number, lambda *_: stop.set())
     progress = mover.Progress()
     sys.stderr.write(f"provenance: draining {spots.spool} into {hide(spots.url)}\n")
-    if not metrics:
+    with _pages(spots, metrics, progress, max_lag):
         mover.run(spots, idle or float("inf"), stop.is_set, wait=True, progress=progress)
-        return 0
+    return 0
+
+
+@contextmanager
+def _pages(spots: Places, address: str, progress: mover.Progress, most_lag: float) -> Iterator[None]:
+    """Serve the pages meanwhile, if an address is given."""
+    if not address:
+        yield
+        return
     from provenance.cli.metrics import serve
 
     watch = backlog.Watch(spots)
     try:
-        server = serve(metrics, progress, watch, max_lag)
+        server = serve(address, progress, watch, most_lag)
         host, port = server.server_address[:2]
         sys.stderr.write(f"provenance: http://{host!s}:{port}/metrics and /healthz\n")
-        mover.run(spots, idle or float("inf"), stop.is_set, wait=True, progress=progress)
+        yield
         server.shutdown()
         server.server_close()
     finally:
         watch.close()
-    return 0
 
 
 def _status(spots: Places, most_lag: float, json: bool) -> int:

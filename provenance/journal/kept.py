@@ -8,10 +8,12 @@ import os
 import time
 from pathlib import Path
 
+from provenance.journal import blobs
 from provenance.journal.spool import SUFFIX
 
 KEPT, DAMAGED = ".kept", ".damaged"
 MOST_BYTES = 1 << 30
+DRAFT_SECONDS = 86_400.0
 SHARE_OF_FREE = 20  # and never more than a twentieth of what is free: on a full disk they are the first to go
 
 
@@ -19,6 +21,7 @@ def keep(path: Path, grace: float) -> None:
     """Let go of a drained segment: set it aside for ``grace`` seconds from now, or delete it where that is none."""
     if grace <= 0:
         path.unlink(missing_ok=True)
+        blobs.drop(path)
         return
     try:
         os.utime(path)
@@ -51,13 +54,14 @@ def expire(folder: Path, grace: float) -> int:
 
     Segments in which bytes were damaged stay until a person deletes them.
     """
+    blobs.sweep(folder, time.time() - DRAFT_SECONDS)
     there = []
     for path in _named(folder, (KEPT,)):
         try:
             facts = path.stat()
         except FileNotFoundError:
             continue
-        there.append((facts.st_mtime, facts.st_size, path))
+        there.append((facts.st_mtime, facts.st_size + blobs.weight(path), path))
     if not there:
         return 0
     room = min(MOST_BYTES, free(folder) // SHARE_OF_FREE)
@@ -66,6 +70,7 @@ def expire(folder: Path, grace: float) -> int:
         if at > oldest and size <= room:
             break
         path.unlink(missing_ok=True)
+        blobs.drop(path)
         size, gone = size - bytes_, gone + 1
     return gone
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 from provenance.errors import BadSegment
-from provenance.facts import NOTES, SEQUENCE, End, Noted, Output, Payload, Record, Request, SequenceEnd, Start
+from provenance.facts import LARGE, NOTES, SEQUENCE, End, Noted, Output, Payload, Record, Request, SequenceEnd, Start
 from provenance.journal import frame
 
 START = struct.Struct("<32s16s16sqq32s32s32sIIII")
@@ -16,6 +16,11 @@ END = struct.Struct("<32s16sQqqqI32s32sIII")
 ENTRY = struct.Struct("<BBHIII")
 NOTE = struct.Struct("<B32sI")
 pack_start, pack_end, pack_entry, pack_sequence = START.pack, END.pack, ENTRY.pack, SEQUENCE.pack
+
+
+class TooLarge(Exception):
+    """A payload is too large for a frame: it goes beside the journal, and the frame refers to it."""
+
 
 NOTE_CODES = {name: code for code, name in NOTES.items()}
 NOTE_KINDS = {"gap": frame.GAP, "erased": frame.ERASED, "clock_step": frame.CLOCK_STEP}
@@ -45,6 +50,8 @@ def _append(pieces: list[bytes], payloads: tuple[Payload, ...]) -> None:
     """Append the table of some payloads, then their bodies."""
     bodies = []
     for role, encoding, data, row, ret, part in payloads:
+        if len(data) > LARGE:
+            raise TooLarge
         pieces.append(pack_entry(role, encoding, part, row, ret, len(data)))
         bodies.append(data)
     pieces += bodies

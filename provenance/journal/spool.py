@@ -16,7 +16,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ import orjson
 
 from provenance.errors import JournalError, SpoolRefused
 from provenance.facts import Stream
-from provenance.journal import frame, records
+from provenance.journal import blobs, frame, records
 
 SUFFIX = ".seg"
 SEGMENT_BYTES = 64 << 20
@@ -151,6 +151,7 @@ class Journal:
         self.lost = 0
         self._lock = threading.Lock()
         self._holder = 0
+        self._rotation = threading.Lock()
         self._open(0, bytes(32))
 
     # -- appending --------------------------------------------------------------------------------
@@ -183,6 +184,15 @@ class Journal:
                 raise
             finally:
                 self._holder = 0
+
+    def append_beside(self, kind: int, pieces: list[bytes], drafts: Sequence[blobs.Draft]) -> int:
+        """Append one record whose large payloads are blobs: they come to lie beside the segment that its frame is in.
+
+        Raises what `append` raises, or OSError.
+        """
+        with self._rotation:
+            blobs.settle(self.path, drafts)
+            return self.append(kind, pieces)
 
     def _write(self, kind: int, seq: int, payload: bytes, crc: int) -> None:
         """Hand one frame to the kernel in one call; what it does not take whole is cut off again."""
@@ -240,7 +250,7 @@ class Journal:
         Meant for a background thread: the long part of the digest is computed before the lock is taken.
         """
         state = hashlib.sha256()
-        with self.path.open("rb") as file:
+        with self._rotation, self.path.open("rb") as file:
             # Not beyond our own size: behind it a short write may lie that is about to be cut off.
             while data := file.read(min(1 << 20, self.size - file.tell())):
                 state.update(data)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
+from provenance.facts import BLOB, KIND, ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
 from provenance.store import early, leaves, rolling, tables
 from provenance.store.bodies import Bodies
@@ -306,7 +306,7 @@ class Batch:
                 body, size = None, leaves.size(item)
             else:
                 body, size = self.bodies.want(digests.body_key(self.key, data), month, item), len(data)
-            self.rows.refs.append([number, at, role, row, ret, part, encoding, size, commitment, salt, body])
+            self.rows.refs.append([number, at, role, row, ret, part, encoding & ~BLOB, size, commitment, salt, body])
         return commitments
 
     def _key(self, payloads: Sequence[Payload], roles: set[int], kind: str) -> bytes | None:
@@ -317,7 +317,7 @@ class Batch:
     def _part(self, payload: Payload) -> bytes:
         if payload.encoding & SEALED:
             return payload.data[32:64]
-        return digests.equality(self.key, str(payload.encoding), (payload.data,))
+        return digests.equality(self.key, str(payload.encoding & KIND), (payload.data,))
 
 
 def _preview(payloads: Sequence[Payload], roles: tuple[int, ...]) -> str | None:

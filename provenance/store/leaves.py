@@ -25,7 +25,21 @@ from typing import Any
 
 import orjson
 
-from provenance.facts import FINISHES, NOTES, ROLES, SEALED, SEQUENCE, STATUSES, End, Noted, Payload, SequenceEnd, Start
+from provenance.facts import (
+    FINISHES,
+    KIND,
+    NOTES,
+    ROLES,
+    SEALED,
+    SEQUENCE,
+    STATUSES,
+    TRUNCATED,
+    End,
+    Noted,
+    Payload,
+    SequenceEnd,
+    Start,
+)
 from provenance.integrity import digests
 from provenance.integrity.canonical import named
 
@@ -86,7 +100,7 @@ def _entries(payloads: Sequence[Payload], commitments: Sequence[bytes]) -> bytes
     for p, value in zip(payloads, commitments, strict=True):
         role, encoding, data, row, ret, part = p
         length = size(p) if encoding & SEALED else len(data)
-        pieces.append(ENTRY.pack(role, encoding & ~SEALED, part, row, ret, length, value))
+        pieces.append(ENTRY.pack(role, encoding & (KIND | TRUNCATED), part, row, ret, length, value))
     return b"".join(pieces)
 
 

@@ -25,7 +25,9 @@ class Body(NamedTuple):
     data: bytes
 
 
-def sequence(row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any]) -> Sequence:
+def sequence(
+    row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any], media: Mapping[tuple[str, int], bytes]
+) -> Sequence:
     """Make a sequence from its row and its payloads by role. Content that was not kept is None."""
     output_ids = _ids(mine.get("output.ids"))
     evidence = mine.get("evidence.logits")
@@ -35,7 +37,8 @@ def sequence(row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[st
         row=row["prompt_index"], ret=row["return_index"], input_key=_hex(row["input_key"]),
         output_key=_hex(row["output_key"]), input_ids=_ids(mine.get("prompt.ids")), output_ids=output_ids,
         input_text=_text(mine.get("prompt.text")), output_text=_text(mine.get("output.text")),
-        input_value=_value(mine.get("arguments")), output_value=_value(mine.get("output.value")),
+        input_value=_value(mine.get("arguments"), "prompt.media", media),
+        output_value=_value(mine.get("output.value"), "output.media", media),
         finish=row["finish"] or "unknown", padding=row["padding_tokens"], steps=found,
         logits_dtype=dtype or str(facts.get("logits.dtype", "")), no_evidence=why,
     )  # fmt: skip
@@ -53,8 +56,10 @@ def _text(body: Body | None) -> str | None:
     return body.data.decode("utf-8", "surrogatepass") if body is not None else None
 
 
-def _value(body: Body | None) -> object:
-    return values.decode(body.data) if body is not None else None
+def _value(body: Body | None, role: str, media: Mapping[tuple[str, int], bytes]) -> object:
+    if body is None:
+        return None
+    return values.decode(body.data, {part: data for (name, part), data in media.items() if name == role} or None)
 
 
 def steps(data: bytes, tokens: tuple[int, ...]) -> tuple[tuple[Step, ...], str]:
