@@ -14,7 +14,7 @@ from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, OCTETS, ROLE, VALUE, Payload, SequenceEnd
 from provenance.integrity.media import Aside
-from provenance.integrity.secrets import GONE, named, scrub, withheld
+from provenance.integrity.secrets import GONE, named, scrub, scrub_large, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import Harmless
 
@@ -110,7 +110,7 @@ def _payloads(value: Any, role: int, media: int) -> tuple[Payload, ...]:
     aside: list[Aside] = []
     payloads = [Payload(role, VALUE, scrub(encode(value, aside)))]
     for part, item in enumerate(aside[:PARTS]):
-        payloads.append(Payload(media, OCTETS, scrub(item.data) if item.text else item.data, part=part))
+        payloads.append(Payload(media, OCTETS, scrub_large(item.data) if item.text else item.data, part=part))
     return tuple(payloads)
 
 

@@ -160,6 +160,8 @@ def path(db: Db = "", json: Json = False) -> int:
             file = spots.database.with_name(spots.database.name + suffix)
             if not suffix or file.exists():
                 found.append((kind, str(file), file.exists()))
+        large = spots.database.with_name(spots.database.name + ".blobs")
+        found += [("large payloads", str(large), True)] if large.exists() else []
     else:
         found.append(("database", hide(spots.url), True))
     found.append(("spool", str(spots.spool), spots.spool.exists()))
