@@ -18,6 +18,7 @@
     │   ├── NotYet                         a record that is kept, but not at the level asked for
     │   ├── SpoolRefused                   a folder or file that is not safe to write to
     │   └── BadSegment                     a header that is foreign, newer or damaged
+    │       └── MissingBlob                a large payload that does not lie beside its segment
     ├── IntegrityError
     │   └── NotCanonical (TypeError)       a value that has no canonical bytes
     ├── NotRecorded (RuntimeError)         a call that must not run because it cannot be recorded
@@ -125,6 +126,10 @@ class SpoolRefused(JournalError):
 
 class BadSegment(JournalError):
     """A segment whose header is foreign, newer than this code, or damaged."""
+
+
+class MissingBlob(BadSegment):
+    """A large payload that does not lie beside its segment, or is not of its size."""
 
 
 class IntegrityError(ProvenanceError):

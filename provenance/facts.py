@@ -226,17 +226,15 @@ ROLES = {
 }  # fmt: skip
 ROLE = {name: number for number, name in ROLES.items()}
 
-TEXT, BUFFER, VALUE, OCTETS, DIGEST = range(5)
+TEXT, BUFFER, VALUE, OCTETS, DIGEST = range(5)  # UTF-8, an array, JSON, bytes as they are, a digest in words
+LARGE = 1 << 20  # content beyond it goes past frames and rows
+KIND = 0x0F  # the part of an encoding that says what the content is
+TRUNCATED = 0x20  # beyond the setting max_payload: sealed, and said to be
+BLOB = 0x40  # in a frame: digest and size of a file beside the segment stand in place of the content
 SEALED = 0x80  # commitment, equality key and size stand in place of the content
-MEDIA = {
-    TEXT: "text/plain;charset=utf-8", BUFFER: "application/x-provenance-buffer", VALUE: "application/json",
-    OCTETS: "application/octet-stream", DIGEST: "application/x-sha256",
-}  # fmt: skip
-
-NOTES = {
-    1: "environment", 2: "switches", 3: "model", 4: "settings", 5: "weights", 6: "binding",
-    7: "gap", 8: "erased", 9: "clock_step",
-}  # fmt: skip
+NOTES = dict(enumerate(
+    ("environment", "switches", "model", "settings", "weights", "binding", "gap", "erased", "clock_step"), 1
+))  # fmt: skip
 STATUSES = ("running", "ok", "error", "aborted", "abandoned", "partial", "crashed")
 FINISHES = ("unknown", "eos", "length", "stop_string", "max_time", "criteria", "returned", "cut")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import orjson
 
 from provenance.catalogue.fields import table
-from provenance.facts import ROLE, SEALED, Field, Payload, State
+from provenance.facts import KIND, ROLE, SEALED, TRUNCATED, Field, Payload, State
 from provenance.integrity import digests
 from provenance.integrity.canonical import plain
 from provenance.integrity.secrets import holds, withheld
@@ -89,9 +89,15 @@ def seal(payload: Payload, seed: bytes, key: bytes) -> Payload:
     return payload._replace(encoding=payload.encoding | SEALED, data=data)
 
 
+def truncate(payload: Payload, seed: bytes, key: bytes) -> Payload:
+    """Keep the digests of all bytes of a payload that is too large to keep, and the mark that it was."""
+    sealed = seal(payload, seed, key)
+    return sealed._replace(encoding=sealed.encoding | TRUNCATED)
+
+
 def equality(payload: Payload, key: bytes) -> bytes:
     """Return the equality key of one payload. Role and row do not count: an output may equal a prompt."""
-    return digests.equality(key, str(payload.encoding & ~SEALED), (payload.data,))
+    return digests.equality(key, str(payload.encoding & KIND), (payload.data,))
 
 
 def index(payload: Payload) -> int:

@@ -9,25 +9,21 @@ import atexit
 import contextlib
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from provenance import privacy
 from provenance.errors import NotRecorded, NotYet, ProvenanceError
-from provenance.facts import Fingerprint, Output, Request
-from provenance.fingerprint.environment import Environment, program_path
-from provenance.fingerprint.reading import short_path
-from provenance.integrity import digests, keys
-from provenance.integrity.secrets import said
-from provenance.journal import child, frame, records
+from provenance.facts import LARGE, Fingerprint, Output, Payload, Request
+from provenance.fingerprint.environment import Environment
+from provenance.integrity import keys
+from provenance.journal import blobs, child, frame, records
 from provenance.journal.levels import open_journal
-from provenance.journal.room import Keep, default_limit, prepare
+from provenance.opening import about, keeping, launch_writer
 from provenance.settings import Places, Settings, homeless, load, places
 
 log = logging.getLogger("provenance")
@@ -80,7 +76,7 @@ class Recorder:
         if self._cut:
             request = request._replace(payloads=privacy.cut(request.payloads, self.settings.capture, seed, self.key))
         try:
-            seq = self.journal.append(frame.START, records.start_payload(seed, request))
+            seq = self._append(frame.START, records.start_payload, seed, request)
         except NotYet as error:
             if self.strict:
                 raise
@@ -94,13 +90,37 @@ class Recorder:
         if self._cut:
             output = output._replace(payloads=privacy.cut(output.payloads, self.settings.capture, seed, self.key))
         try:
-            seq = self.journal.append(frame.END, records.end_payload(seed, output))
+            seq = self._append(frame.END, records.end_payload, seed, output)
         except NotYet as error:
             seq = self._late(error)
         self.records += 1
         if time.monotonic() >= self._next_check:
             self._look_after()
         return seq
+
+    def _append(self, kind: int, made: Callable[[bytes, Any], list[bytes]], seed: bytes, item: Any) -> int:
+        """Append a record; what is too large for a frame goes beside the journal."""
+        try:
+            return self.journal.append(kind, made(seed, item))
+        except records.TooLarge:
+            payloads, drafts = self._aside(item.payloads, seed)
+            return self.journal.append_beside(kind, made(seed, item._replace(payloads=payloads)), drafts)
+
+    def _aside(self, payloads: tuple[Payload, ...], seed: bytes) -> tuple[tuple[Payload, ...], list[blobs.Draft]]:
+        """Put large payloads beside the journal; of one beyond ``max_payload``, or the disk, keep the digests."""
+        made, drafts = [], []
+        for item in payloads:
+            if len(item.data) > self.settings.max_payload << 20:
+                item = privacy.truncate(item, seed, self.key)  # noqa: PLW2901
+            elif len(item.data) > LARGE:
+                try:
+                    drafts.append(self.journal.draft(item.data))
+                    item = blobs.refer(item, drafts[-1].digest)  # noqa: PLW2901
+                except OSError as error:
+                    self.failed("a large payload", error)
+                    item = privacy.truncate(item, seed, self.key)  # noqa: PLW2901
+            made.append(item)
+        return tuple(made), drafts
 
     def _draw(self) -> bytes:
         """Return 32 random bytes for the salts of one frame, and draw those of the next from the system too."""
@@ -235,37 +255,6 @@ class Recorder:
                 self.ensure_writer()
             except OSError as error:
                 self.failed("its end", error)
-
-
-def about(settings: Settings, key: bytes) -> dict[str, object]:
-    """Return what the header of a segment says of this process. Host and user stay unnamed unless asked for."""
-    host = socket.gethostname()
-    keyed = "hmac:" + digests.equality(key, "host", (host.encode("utf-8", "surrogateescape"),)).hex()[:16]
-    return {
-        "host": host if settings.identify_host else keyed,
-        "program": said(short_path(program_path(), os.path.expanduser("~"))),
-        "python": sys.version.split()[0],
-        "key_id": digests.key_id(key),
-        "capture": settings.capture,
-        "durability": settings.durability,
-    }
-
-
-def keeping(settings: Settings, spool: Path) -> Keep:
-    """Return how the journal keeps records under these settings."""
-    prepare(spool)
-    return Keep(
-        settings.durability,
-        patience=settings.max_block if settings.on_failure == "block" else 0.0,
-        commit_seconds=settings.max_block,
-        limit=settings.spool_max or default_limit(spool),
-        sync_seconds=settings.sync_interval if settings.durability == "process" else 0.0,
-    )
-
-
-def launch_writer(where: Places) -> "subprocess.Popen[bytes]":
-    """Start the writer's process for these places."""
-    return child.launch(where.spool, where.url, where.key_file)
 
 
 # -- the one of this process ------------------------------------------------------------------------

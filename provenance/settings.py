@@ -16,6 +16,7 @@ from typing import Any
 
 from provenance.errors import BadSetting
 
+GRACE = 86_400.0
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 YES, NO = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -54,6 +55,12 @@ class Settings:
                               least=1 << 20, most=1 << 50)  # fmt: skip
     sync_interval: float = _setting(0.5, "Seconds between flushes in the background, with durability=process: what a "
                                     "power loss may cost. 0 leaves them to the system.", most=3600)  # fmt: skip
+    max_payload: int = _setting(1024, "MiB that one payload may have (a prompt, an image, a tensor): of a larger one "
+                                "only digests of all its bytes are kept, and the mark that it was cut. Beyond 1 MiB "
+                                "a payload is a file or rows of its own.", most=1 << 20)  # fmt: skip
+    grace: int = _setting(24, "Hours that the writer keeps a drained segment, so that `provenance redrain` can bring "
+                          "back what a restored or failed-over database lost; 0: none. All of them take at most 1 GiB, "
+                          "and a twentieth of what is free.", most=24 * 365)  # fmt: skip
     identify_host: bool = _setting(False, "Record the host's name in clear instead of a keyed digest of it.")  # noqa: FBT003
     disabled: bool = _setting(False, "Turn everything off: calls run as if nothing were installed.")  # noqa: FBT003
 
@@ -66,6 +73,7 @@ class Places:
     database: Path | None  # the file of an embedded store
     spool: Path
     key_file: Path
+    grace: float = GRACE  # seconds that drained segments are kept
 
 
 def load(arguments: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -109,7 +117,7 @@ def places(settings: Settings, environ: Mapping[str, str] | None = None) -> Plac
         name = hashlib.sha256(settings.db.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         spool = state_home(environ) / "provenance" / f"spool-{name}"
     url = f"sqlite:///{database}" if database is not None else settings.db
-    return Places(url, database, spool, key.absolute())
+    return Places(url, database, spool, key.absolute(), settings.grace * 3600.0)
 
 
 def _path(text: str) -> Path:

@@ -1,30 +1,30 @@
 """From the journal to the store: one elected writer drains every segment of a spool, its own process's or a dead one's.
 
 Whoever holds the lock on ``writer.lock`` is the writer; the kernel frees it when its holder dies, so nobody
-waits for a ghost. Rows and position are committed together, a segment is unlinked once everything in it is
+waits for a ghost. Rows and position are committed together, a segment is set aside once everything in it is
 committed and nobody appends to it any more, and a crash at any point repeats nothing. Run as ``python -m
 provenance.writer SPOOL`` this is the child process of a recorder: it ends when there has been nothing to do for
 five seconds.
 """
 
-import fcntl
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 
-from provenance.errors import BadSegment, ProvenanceError, SpoolRefused, StoreAway, StoreError
+from provenance.errors import BadSegment, MissingBlob, ProvenanceError, StoreAway, StoreError
 from provenance.facts import Noted, Stream
 from provenance.integrity import keys
-from provenance.journal import bells, child, records, room, spool
+from provenance.journal import bells, blobs, child, kept, records, room, spool
 from provenance.journal.recovery import Damage, Scan, open_segment
-from provenance.settings import Places, embedded
+from provenance.opening import read_target
+from provenance.settings import Places
 from provenance.store import database
 from provenance.store.batch import Item
 from provenance.store.ingest import Ingest, Position, frame_digest
@@ -35,28 +35,10 @@ BATCH_BYTES = 4 << 20
 POLL_SECONDS = 0.05
 IDLE_SECONDS = 5.0
 READER_SECONDS = 1.0
+EXPIRE_SECONDS = 60.0
 RETRY_SECONDS = (0.2, 1.0, 5.0, 15.0)
 PATIENCE_SECONDS = 3600.0  # for a store that does not answer; then the spool waits for another writer
 NICE = 10
-
-
-@contextmanager
-def elected(folder: Path) -> Iterator[bool]:
-    """Try to become the writer of a spool; yields whether it worked."""
-    try:
-        descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
 
 
 class Taken(NamedTuple):
@@ -71,15 +53,29 @@ class Taken(NamedTuple):
     missing: int
 
 
+@dataclass(slots=True)
+class Progress:
+    """What a writer has done since it started, for whoever watches it from another thread."""
+
+    drained: int = 0
+    elected: bool = False
+    errors: int = 0
+    committed_at: float = 0.0
+    trouble: str = ""  # why the store takes nothing now
+
+
 class Drain:
     """Moves segments of one spool into one store."""
 
-    def __init__(self, where: Places) -> None:
+    def __init__(self, where: Places, progress: Progress | None = None) -> None:
         """Open the store, making a fresh one ready.
 
         Raises ProvenanceError where it cannot be written to.
         """
-        self.where = where
+        self.where, self.progress = where, progress or Progress()
+        self._expire_at = 0.0
+        self.strict = False  # what lies beside a segment must be there
+        self.stop: Callable[[], bool] = lambda: False  # asked between batches
         engine = database.writing(where.url, where.database)
         try:
             database.check(engine, str(where.database or "named by PROVENANCE_DB"), writer=True)
@@ -99,7 +95,7 @@ class Drain:
         paths = spool.segments(self.where.spool)
         self.scans = {path: scan for path, scan in self.scans.items() if path in paths}
         for place, path in enumerate(paths):
-            if path in self.left_alone or time.monotonic() > until:
+            if path in self.left_alone or time.monotonic() > until or self.stop():
                 continue
             following = paths[place + 1] if place + 1 < len(paths) else None
             newer = following is not None and spool.stream_of(following) == spool.stream_of(path)
@@ -110,6 +106,9 @@ class Drain:
                 self.left_alone.add(path)
         if not moved and not self.awaited:
             self.ingest.rest()
+        if time.monotonic() >= self._expire_at:
+            self._expire_at = time.monotonic() + EXPIRE_SECONDS
+            kept.expire(self.where.spool, self.where.grace)
         return moved
 
     def _segment(self, path: Path, sealed: bool, until: float) -> int:
@@ -125,7 +124,7 @@ class Drain:
         whole = True
         for batch in _batches(scan, sealed or dead):
             moved += self._write(scan, batch)
-            if time.monotonic() > until:
+            if time.monotonic() > until or self.stop():
                 whole = False
                 break
         if whole and dead:
@@ -152,11 +151,9 @@ class Drain:
             except FileNotFoundError:
                 return None
             position = self.ingest.position(scan.header.stream)
+            # A store that is further on may have got there by an import, past this segment: then it is read whole.
             if position.segment == scan.header.index and position.offset:
                 scan.position, scan.last_seq = position.offset, position.last_seq
-            elif position.segment > scan.header.index:
-                path.unlink(missing_ok=True)
-                return None
             self.scans[path] = scan
         return scan
 
@@ -164,8 +161,10 @@ class Drain:
         items = []
         for end, seq, kind, payload in batch:
             try:
-                record = records.read(kind, seq, payload)
+                record = blobs.resolved(records.read(kind, seq, payload), scan.path)
             except BadSegment as error:
+                if self.strict and isinstance(error, MissingBlob):
+                    raise
                 detail = orjson.dumps({"first": seq, "last": seq, "reason": str(error)})
                 record = Noted(seq, "gap", bytes(32), detail)
             items.append(Item(record, frame_digest(kind, payload), end))
@@ -177,39 +176,46 @@ class Drain:
                 raise  # everything waits
             return sum(self._write_one(scan, item) for item in items)
         scan.told = told
+        self._note(moved)
         return moved
+
+    def _note(self, moved: int) -> None:
+        """Keep the progress up to date."""
+        self.progress.drained += moved
+        self.progress.committed_at = time.time()
 
     def _write_one(self, scan: Scan, item: Item) -> int:
         """Write one record of a batch that failed: one that cannot be stored must not hold up all that follow."""
         stream, segment = scan.header.stream, scan.header.index
         try:
-            return self.ingest.write(stream, segment, [item])
+            moved = self.ingest.write(stream, segment, [item])
+            self._note(moved)
+            return moved
         except Exception as error:
             if database.failed(self.ingest.engine, error):
                 raise
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            log.warning("record %d cannot be stored: %s", item.record.seq, reason)
-            self.ingest.refuse(stream, segment, item, reason)
+            log.warning("record %d cannot be stored: %s", item.record.seq, child.said(error))
+            self.ingest.refuse(stream, segment, item, child.said(error))
             scan.damage.append(Damage(item.end, item.end, item.record.seq))  # so the segment is set aside, not unlinked
             return 0
 
     def _retire(self, path: Path, scan: Scan, ended: bool) -> None:
-        """Let go of a segment that nobody appends to: unlink it, or set it aside if bytes in it were damaged."""
+        """Let go of a segment that nobody appends to: keep it for its grace, and a damaged one for good."""
         stream, index = scan.header.stream, scan.header.index
         self.ingest.write(stream, index, [], ended=ended, damage=scan.damage[scan.told :])
         if scan.damage or self.ingest.hurt(stream, index):  # by an earlier writer, perhaps
-            path.rename(path.with_suffix(".damaged"))
+            path.rename(path.with_suffix(kept.DAMAGED))
         else:
-            path.unlink(missing_ok=True)
+            kept.keep(path, self.where.grace)
         self.scans.pop(path, None)
 
     def take(self, path: Path, last: bool) -> Taken:
-        """Bring a segment of another host into the store, each record once, and leave the file as it is.
+        """Bring a segment of another host, or a kept one, into the store, each record once, and leave the file alone.
 
         ``last`` says that no later segment of its stream is at hand: what still runs in it is taken for crashed, until
         a newer copy brings its end. Raises BadSegment where it is no segment.
         """
-        scan = open_segment(path)
+        scan, self.strict = open_segment(path), True
         stream, index = scan.header.stream, scan.header.index
         before = self.ingest.position(stream)
         missing = max(0, index - before.segment - (1 if before.offset else 0))
@@ -241,36 +247,41 @@ def _batches(scan: Scan, sealed: bool) -> Iterator[list[tuple[int, int, int, byt
 
 
 def run(
-    where: Places, idle: float = IDLE_SECONDS, stop: Callable[[], bool] = lambda: False, wait: bool = False
-) -> bool:
+    where: Places, idle: float = IDLE_SECONDS, stop: Callable[[], bool] = lambda: False, wait: bool = False,
+    progress: Progress | None = None,
+) -> bool:  # fmt: skip
     """Be the writer until there has been nothing to do for ``idle`` seconds or ``stop`` says so.
 
     Returns False where somebody else is; with ``wait`` it waits for its turn instead. A store that fails is
     tried again with growing pauses: the spool keeps everything.
     """
     while True:
-        with elected(where.spool) as mine:
+        with room.elected(where.spool) as mine:
             if mine:
-                _serve(where, idle, stop)
+                _serve(where, idle, stop, progress or Progress())
                 return True
         if not wait or stop():
             return False
         time.sleep(RETRY_SECONDS[0])
 
 
-def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
+def _serve(where: Places, idle: float, stop: Callable[[], bool], progress: Progress) -> None:
     drain: Drain | None = None
+    progress.elected = True
     quiet_since = well_at = time.monotonic()
     failures = 0
     uneasy = True  # about what an earlier writer complained of
     rest = bells.Rest(where.spool)
     while not stop():
         try:
-            drain = drain or Drain(where)
+            drain = drain or Drain(where, progress)
+            drain.stop = stop
             moved = drain.pass_once()
+            progress.trouble = ""
         except Exception as error:  # a locked, full or absent database: everything stays in the spool
             failures, uneasy = failures + 1, True
-            child.complain(where.spool, child.said(error))
+            progress.errors, progress.trouble = progress.errors + 1, child.said(error)
+            child.complain(where.spool, progress.trouble)
             _bear(error, failures, time.monotonic() - well_at, idle)
             if drain is not None:
                 drain.close()
@@ -289,6 +300,7 @@ def _serve(where: Places, idle: float, stop: Callable[[], bool]) -> None:
             rest.take(POLL_SECONDS)
     rest.close()
     if drain is not None:
+        drain.stop = lambda: False
         drain.pass_once(time.monotonic() + READER_SECONDS)
         drain.close()
 
@@ -322,7 +334,7 @@ def drain(where: Places, seconds: float = READER_SECONDS) -> bool:
         return True
     limit = time.monotonic() + seconds
     while True:
-        with elected(where.spool) as mine:
+        with room.elected(where.spool) as mine:
             if mine:
                 mover = Drain(where)
                 try:
@@ -365,19 +377,6 @@ def waiting(where: Places) -> int:
             scan.position, scan.last_seq = position.offset, position.last_seq
         count += sum(1 for _ in scan.frames())
     return count
-
-
-def read_target(folder: Path) -> Places:
-    """Read where a spool drains to, from the file that its recorder left.
-
-    Raises SpoolRefused where others could have written it.
-    """
-    path = folder / "target"
-    facts = path.lstat()
-    if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        raise SpoolRefused(f"{path} can be written by others; remove it.")
-    target = orjson.loads(path.read_bytes())
-    return Places(target["url"], embedded(target["url"]), folder, Path(target["key_file"]))
 
 
 def main() -> int:

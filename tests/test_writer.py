@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from provenance import recorder, writer
+from provenance import opening, writer
 from provenance.errors import SpoolRefused
 from provenance.journal import room, spool
 from provenance.settings import Places, Settings, load, places
@@ -81,7 +81,7 @@ def eventually(true: Callable[[], bool], seconds: float = 20.0) -> float:
 
 
 def lock_is_free(folder: Path) -> bool:
-    with writer.elected(folder) as mine:
+    with room.elected(folder) as mine:
         return mine
 
 
@@ -109,7 +109,7 @@ def test_a_child_has_its_own_session_and_nothing_of_its_parents(spots: Places, t
     room.prepare(spots.spool)
     secret = (tmp_path / "open-in-the-parent").open("w")
     os.set_inheritable(secret.fileno(), True)
-    child = recorder.launch_writer(spots)
+    child = opening.launch_writer(spots)
     try:
         eventually(lambda: not lock_is_free(spots.spool))
         assert os.getsid(child.pid) == child.pid
@@ -130,7 +130,7 @@ def test_a_child_that_cannot_go_on_says_why_in_one_line_and_ends(spots: Places) 
     calls.call(1)
     drained(spots)
     spots.key_file.write_bytes(bytes(32))
-    child = recorder.launch_writer(spots)
+    child = opening.launch_writer(spots)
     assert child.wait(30) == 2
     said = (spots.spool / "writer.log").read_text()
     assert "PROVENANCE_KEY_FILE" in said
@@ -222,9 +222,9 @@ def test_of_two_writers_one_is_elected(spots: Places, spawn: Callable[..., "subp
 
 def test_the_elected_one_keeps_its_place_until_it_lets_go(spots: Places) -> None:
     room.prepare(spots.spool)
-    with writer.elected(spots.spool) as first:
+    with room.elected(spots.spool) as first:
         assert first
-        with writer.elected(spots.spool) as second:
+        with room.elected(spots.spool) as second:
             assert not second
         assert writer.run(spots) is False
     assert lock_is_free(spots.spool)
@@ -352,10 +352,10 @@ def test_a_store_that_fails_is_tried_again_and_the_spool_keeps_everything(
     calls.close()
     real, fails = writer.Drain, iter([True, True])
 
-    def failing(where: Places) -> Any:
+    def failing(where: Places, progress: writer.Progress) -> Any:
         if next(fails, False):
             raise OSError(28, "No space left on device")
-        return real(where)
+        return real(where, progress)
 
     monkeypatch.setattr(writer, "Drain", failing)
     monkeypatch.setattr(writer, "RETRY_SECONDS", (0.05,))
@@ -386,7 +386,7 @@ def test_a_writer_that_is_stopped_ends_at_once(spots: Places) -> None:
 def target(spots: Places) -> Path:
     """Return the file that a recorder leaves for its writer."""
     Calls(spots.spool).close()
-    child = recorder.launch_writer(spots)
+    child = opening.launch_writer(spots)
     child.kill()
     child.wait()
     return spots.spool / "target"
@@ -394,14 +394,14 @@ def target(spots: Places) -> Path:
 
 def test_where_a_spool_drains_to_is_read_back(spots: Places, target: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert writer.read_target(spots.spool) == spots
+    assert opening.read_target(spots.spool) == spots
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_target_that_others_can_write_is_refused(spots: Places, target: Path, mode: int) -> None:
     target.chmod(mode)
     with pytest.raises(SpoolRefused, match="can be written by others; remove it") as caught:
-        writer.read_target(spots.spool)
+        opening.read_target(spots.spool)
     assert is_one_sentence(str(caught.value))
 
 
@@ -409,19 +409,19 @@ def test_a_target_that_is_a_link_is_refused(spots: Places, target: Path) -> None
     target.rename(target.with_name("elsewhere"))
     target.symlink_to(target.with_name("elsewhere"))
     with pytest.raises(SpoolRefused):
-        writer.read_target(spots.spool)
+        opening.read_target(spots.spool)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_target_of_another_user_is_refused(spots: Places, target: Path) -> None:
     os.chown(target, 65534, 65534)
     with pytest.raises(SpoolRefused):
-        writer.read_target(spots.spool)
+        opening.read_target(spots.spool)
 
 
 def test_a_second_recorder_of_a_store_leaves_its_target_as_it_is(spots: Places, target: Path) -> None:
     before = target.stat().st_ino
-    again = recorder.launch_writer(places(Settings(db=str(spots.database), key_file=str(spots.key_file))))
+    again = opening.launch_writer(places(Settings(db=str(spots.database), key_file=str(spots.key_file))))
     again.kill()
     again.wait()
     assert target.stat().st_ino == before

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
-from provenance.facts import FINISHES, ROLE, VALUE, Field, Payload, SequenceEnd, State
-from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, named, unsaid, withheld
+from provenance.facts import FINISHES, OCTETS, ROLE, VALUE, Field, Payload, SequenceEnd, State
+from provenance.integrity import media
+from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, named, scrub_large, unsaid, withheld
 from provenance.integrity.values import encode
 from provenance.recorder import START, Harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
+PARTS = 1 << 16
 RETURNED = FINISHES.index("returned")
 END = "the end of a call"
 
@@ -89,18 +91,32 @@ def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     call = Call(recorder, RUNTIME, operation.name)
     shown = _open(args, operation.secret) if operation.secret else args
-    data, lost = _kept({"args": shown, "kwargs": kwargs} if kwargs else {"args": shown})
+    given = {"args": shown, "kwargs": kwargs} if kwargs else {"args": shown}
+    payloads, lost = _kept(given, ROLE["arguments"], ROLE["prompt.media"])
     facts = {}
     if lost or shown is not args:  # who compares must not take two such inputs for equal
         facts[ARGUMENTS] = Field(ARGUMENTS, None, State.REDACTED, TAKEN.format("arguments"), RUNTIME)
-    call.begin((Payload(ROLE["arguments"], VALUE, data),), facts, 1, None, 0)
+    call.begin(payloads, facts, 1, None, 0)
     return call
 
 
-def _kept(value: Any) -> tuple[bytes, bool]:
-    """Return what may be written of a value, and whether a secret was taken out of it."""
-    data = unsaid(value)
-    return data, GONE in data and data != encode(value)
+def _kept(value: Any, role: int, beside: int) -> tuple[tuple[Payload, ...], bool]:
+    """Return what may be written of a value, and whether a secret was taken out of it.
+
+    One payload is the value; one each is what is large in it, or a medium of its own.
+    """
+    aside: list[media.Aside] = []
+    data = unsaid(value, aside)
+    lost = GONE in data and data != encode(value, [])
+    payloads = [Payload(role, VALUE, data)]
+    for part, item in enumerate(aside[:PARTS]):
+        if media.place(part) not in data:  # what stood for it went, beside a name that says secret
+            content = GONE
+        else:
+            content = scrub_large(item.data) if item.media in media.READABLE else item.data
+        lost = lost or content is not item.data
+        payloads.append(Payload(beside, OCTETS, content, part=part))
+    return tuple(payloads), lost
 
 
 def _finish(call: Call | None, value: Any) -> None:
@@ -108,9 +124,8 @@ def _finish(call: Call | None, value: Any) -> None:
         return
     call.mark()
     end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
-    data, lost = _kept(value)
-    facts = {"output": TAKEN.format("result")} if lost else {}
-    call.finish((end,), (Payload(ROLE["output.value"], VALUE, data),), facts)
+    payloads, lost = _kept(value, ROLE["output.value"], ROLE["output.media"])
+    call.finish((end,), payloads, {"output": TAKEN.format("result")} if lost else {})
 
 
 def _fail(call: Call | None, error: BaseException) -> None:

@@ -1,4 +1,8 @@
-"""import: segments of a host that cannot reach the store, carried over as files; each record once, however often."""
+"""import, redrain: segments brought in by hand, each record once, however often.
+
+`import` takes those of a host that cannot reach the store, carried over as files; `redrain` those that this host's
+spool still keeps, for a database that lost commits.
+"""
 
 import sys
 from pathlib import Path
@@ -11,9 +15,10 @@ from provenance import writer
 from provenance.cli import render
 from provenance.cli.opened import Db, Json, where
 from provenance.errors import BadFile, BadSegment
-from provenance.journal import spool
+from provenance.journal import kept, spool
+from provenance.settings import Places
 
-KEPT = (spool.SUFFIX, ".damaged")
+SUFFIXES = (spool.SUFFIX, kept.KEPT, kept.DAMAGED)
 
 
 def import_segments(
@@ -30,15 +35,46 @@ def import_segments(
     safe. Exit code 1 where bytes were damaged: the records in them are named in the table events.
     """
     paths = _segments(sources)
-    mover = writer.Drain(where(db))
+    return _tell(_bring(where(db), paths), json)
+
+
+def redrain(json: Json = False, db: Db = "") -> int:
+    """Put the segments that the spool still keeps into the database again, each record once.
+
+    For a database that lost commits: restored from an older backup, or failed over to a copy that lagged. The writer
+    keeps a drained segment for a day (the setting `grace`). What is there already is not written again. Exit code 1
+    where bytes were damaged, or where older segments are needed that are not kept any more.
+    """
+    spots = where(db)
+    paths = kept.whole(spots.spool)
+    if not paths:
+        sys.stderr.write(f"provenance: the spool {spots.spool} keeps no segment; there is nothing to bring back.\n")
+        if json:
+            render.emit([])
+        return 0
+    taken = _bring(spots, paths)
+    code = _tell(taken, json)
+    new = sum(item.new for item in taken)
+    seen = sum(item.seen for item in taken)
+    sys.stderr.write(f"provenance: {new} of {seen} records in {len(taken)} segments were not in the database.\n")
+    return max(code, int(any(item.missing for item in taken)))
+
+
+def _bring(spots: Places, paths: list[Path]) -> list[writer.Taken]:
+    """Bring segments in, each stream's in order."""
+    mover = writer.Drain(spots)
+    taken = []
     try:
-        following = [*paths[1:], Path()]
-        taken = [
-            _take(mover, one, spool.stream_of(one) != spool.stream_of(two))
-            for one, two in zip(paths, following, strict=True)
-        ]
+        for path, after in zip(paths, [*paths[1:], Path()], strict=True):
+            last = spool.stream_of(path) != spool.stream_of(after) and not spool.alive(path)
+            found = _take(mover, path, last)
+            taken += [found] if found is not None else []
     finally:
         mover.close()
+    return taken
+
+
+def _tell(taken: list[writer.Taken], json: bool) -> int:
     for item in taken:
         _warn(item)
     lines = [_line(item) for item in taken]
@@ -55,7 +91,7 @@ def _segments(sources: list[Path]) -> list[Path]:
     found: list[Path] = []
     for source in sources:
         if source.is_dir():
-            inside = sorted(path for path in source.iterdir() if path.suffix in KEPT and path.is_file())
+            inside = sorted(path for path in source.iterdir() if path.suffix in SUFFIXES and path.is_file())
             if not inside:
                 raise BadFile(f"{source} holds no segment; name the folder that `provenance db path` calls the spool.")
             found += inside
@@ -66,11 +102,15 @@ def _segments(sources: list[Path]) -> list[Path]:
     return sorted(dict.fromkeys(found), key=lambda path: path.name)
 
 
-def _take(mover: writer.Drain, path: Path, last: bool) -> writer.Taken:
+def _take(mover: writer.Drain, path: Path, last: bool) -> writer.Taken | None:
+    """Take one segment. One that the writer has set aside since it was listed is taken from there."""
     try:
         return mover.take(path, last)
     except BadSegment as error:
         raise BadFile(f"{error} Segments before it in the list were imported.") from None
+    except FileNotFoundError:
+        aside = path.with_suffix(kept.KEPT)
+        return _take(mover, aside, last) if path.suffix == spool.SUFFIX and aside.exists() else None
     except OSError as error:
         raise BadFile(f"{path} cannot be read ({error.strerror}).") from None
 

@@ -46,8 +46,11 @@ COMMANDS: dict[str, Entry] = {
     "probe": Entry("probe", "probe", "Measure what holds of a model here: repeats, batches, cache, processes."),
     "doctor": Entry("doctor", "doctor", "What would matter most here: process, model and store, each with its cure."),
     "verify": Entry("verify", "verify", "Account for every record: what is there, what is missing, and why."),
-    "writer": Entry("store", "writer", "Move the journal into the database, in the foreground."),
+    "writer": Entry(
+        "service", "writer", "Move the journal into the database, in the foreground; --status says how far."
+    ),
     "import": Entry("imports", "import_segments", "Bring the journal of a host that cannot reach the store."),
+    "redrain": Entry("imports", "redrain", "Put segments that are still kept into a database that lost commits."),
     "torture": Entry("torture", "torture", "Kill, cut, fill and flip on your own disk, and count what was lost."),
     "db": Entry("store", "db", "The database: upgrade, current, path."),
 }

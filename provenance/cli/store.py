@@ -1,6 +1,5 @@
-"""sql, writer, db: the store itself."""
+"""sql, db: the store itself."""
 
-import logging
 import os
 import re
 import sqlite3
@@ -119,22 +118,6 @@ def _refusal(error: Exception, statement: str, server: bool) -> UsageError:
     return UsageError(f"the statement does not run: {text}.")
 
 
-def writer(
-    idle: Annotated[float, typer.Option("--idle", help="End after this many seconds without work; 0: never.")] = 0.0,
-    db: Db = "",
-) -> int:
-    """Move the journal into the database, in the foreground: for services and side-cars."""
-    from provenance import writer as mover
-    from provenance.journal import room
-
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
-    spots = where(db)
-    room.prepare(spots.spool)
-    sys.stderr.write(f"provenance: draining {spots.spool} into {hide(spots.url)}\n")
-    mover.run(spots, idle=idle or float("inf"), wait=True)
-    return 0
-
-
 @db.command("upgrade")
 def upgrade(db: Db = "") -> int:
     """Bring the schema to the newest revision, or make a fresh database."""
@@ -168,7 +151,7 @@ def current(db: Db = "", json: Json = False) -> int:
 @db.command("path")
 def path(db: Db = "", json: Json = False) -> int:
     """List every file that belongs to the store, for whoever wants to copy or delete them."""
-    from provenance.journal import spool
+    from provenance.journal import kept, spool
 
     spots = where(db)
     found: list[tuple[str, str, bool]] = []
@@ -177,10 +160,13 @@ def path(db: Db = "", json: Json = False) -> int:
             file = spots.database.with_name(spots.database.name + suffix)
             if not suffix or file.exists():
                 found.append((kind, str(file), file.exists()))
+        large = spots.database.with_name(spots.database.name + ".blobs")
+        found += [("large payloads", str(large), True)] if large.exists() else []
     else:
         found.append(("database", hide(spots.url), True))
     found.append(("spool", str(spots.spool), spots.spool.exists()))
     found += [("segment", str(file), True) for file in spool.segments(spots.spool)]
+    found += [("kept segment", str(file), True) for file in kept.kept(spots.spool)]
     found.append(("key", str(spots.key_file), spots.key_file.exists()))
     digests = cache_home(os.environ) / "provenance" / "digests"
     found.append(("digests", str(digests), digests.exists()))

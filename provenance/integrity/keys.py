@@ -48,7 +48,7 @@ def _read(path: Path) -> bytes:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise BadSetting(f"the key file {path} is not a file; point PROVENANCE_KEY_FILE at another path.")
-        if facts.st_mode & 0o077 or facts.st_uid not in (os.geteuid(), 0):
+        if not _private(facts):
             raise SpoolRefused(f"the key file {path} can be read by others; run: chmod 600 {path}")
         data = os.read(descriptor, SIZE + 1)
     finally:
@@ -59,6 +59,13 @@ def _read(path: Path) -> bytes:
             "PROVENANCE_KEY_FILE at another path."
         )
     return data
+
+
+def _private(facts: os.stat_result) -> bool:
+    """Say whether nobody else can read a file: its user alone, or the one group that a cluster hands a secret to."""
+    if facts.st_uid == 0 != os.geteuid() and facts.st_gid == os.getegid():
+        return not facts.st_mode & 0o037
+    return not facts.st_mode & 0o077 and facts.st_uid in (os.geteuid(), 0)
 
 
 def _make(path: Path) -> None:

@@ -12,12 +12,13 @@ import re
 from typing import Any
 
 from provenance.integrity.beside import redact
+from provenance.integrity.media import Aside
 from provenance.integrity.names import named, withheld
 from provenance.integrity.pairs import GONE
 from provenance.integrity.values import encode
 
 __all__ = ["ARGUMENTS", "GONE", "TAKEN", "holds", "known", "label", "lost", "named", "ordinary", "said", "scrub",
-           "tells", "unsaid", "withheld", "without_password"]  # fmt: skip
+           "scrub_large", "tells", "unsaid", "withheld", "without_password"]  # fmt: skip
 
 # Long runs are possessive or bounded: hostile text must cost no more than its length.
 # Where a secret was taken out of what a call was given or gave: such inputs and outputs equal none.
@@ -73,6 +74,11 @@ PLACES = (b"PWD", b"OLDPWD")  # where a shell stands
 LEAST = 8
 DIGESTS = ("sha256:", "hmac:", "p1:sha256:")  # ours
 REMEMBERED = 500
+CHUNK, BEFORE, BEHIND = 1 << 20, 64, 2048
+# A large text is read for secrets where one of these stands.
+SIGNS = (b"://", b"private key-", b"passw", b"passphrase", b"secret", b"bearer ", b"authorization",
+         b"cookie:", b"api_key", b"api-key", b"token=", b"_token", b"hf_", b"ghp_",
+         b"sk-", b"akia", b"xoxb-", b"glpat-", b"github_pat", b"aiza", b"eyj")  # fmt: skip
 _known: dict[int, tuple[bytes, ...]] = {}
 
 # What people call things, and where things are: no secret, though a variable with a secret's name may hold it.
@@ -152,13 +158,15 @@ def scrub(data: bytes) -> bytes:
     return redact(_formless(data))
 
 
-def unsaid(value: object) -> bytes:
+def unsaid(value: object, aside: list[Aside] | None = None) -> bytes:
     """Encode any value as `values.encode` does, without secrets: in texts, beside names, and in bytes that are text.
+
+    What is put ``aside`` is not looked at: see `scrub_large`.
 
     >>> unsaid([b"password=abc"]) == encode([b"password=[redacted]"])
     True
     """
-    data = encode(value)
+    data = encode(value, aside)
     if BINARY[0] in data:
         data = BINARY[1].sub(_unsaid_bytes, data)
     return scrub(data)
@@ -219,6 +227,45 @@ def label(name: str, value: object) -> str:
         return GONE.decode()
     left = said(f"{name}={text}").removeprefix(f"{name}=")
     return GONE.decode() if left.startswith(GONE.decode()) and not text.startswith(GONE.decode()) else said(text)
+
+
+def scrub_large(data: bytes) -> bytes:
+    """Scrub a text of many MiB without holding its caller up: only around the places in which a sign stands.
+
+    >>> scrub_large(b"x" * 9 + b" password=hunter2 and more")
+    b'xxxxxxxxx password=[redacted] and more'
+    """
+    pieces, copied = [], 0
+    for begin, end in _suspect(data):
+        made = scrub(data[begin:end])
+        pieces += [data[copied:begin], made]
+        copied = end
+    return b"".join([*pieces, data[copied:]]) if pieces else data
+
+
+def _suspect(data: bytes) -> list[list[int]]:
+    """Return the spans of a text around every sign in it, in order and apart."""
+    found: set[int] = set()
+    for place in range(0, len(data), CHUNK):
+        low = data[place : place + CHUNK + BEFORE].lower()
+        for sign in SIGNS:
+            at = low.find(sign)
+            while at >= 0:
+                found.add(place + at)
+                at = low.find(sign, at + BEFORE)
+    for value in known():
+        at = data.find(value)
+        while at >= 0:
+            found.add(at)
+            at = data.find(value, at + len(value))
+    spans: list[list[int]] = []
+    for at in sorted(found):
+        begin = max(0, at - BEFORE)
+        if spans and begin <= spans[-1][1]:
+            spans[-1][1] = at + BEHIND
+        else:
+            spans.append([begin, at + BEHIND])
+    return spans
 
 
 def holds(value: object) -> bool:

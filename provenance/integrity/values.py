@@ -8,6 +8,7 @@ which whatever JSON cannot say is a tagged object ``{"$": tag, "v": ...}``:
     tuple, set, frozenset, dict                containers; a dict only if its keys need it
     sub                                        a subclass: type name and the value of its base
     array                                      a small array: dtype, shape, little-endian bytes
+    aside                                      large or a medium of its own: what it is; its bytes stand elsewhere
     nodes, at                                  what lies deeper than 60 levels, as a flat table
     cycle, object                              cut: a reference upward, or a type name and a safe repr
 
@@ -21,11 +22,13 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from provenance.integrity.media import GIVEN, LARGE, MEDIUM, TENSOR, Aside, put, put_back, sized
 
 VERSION = 1
 SAFE = 2**53
@@ -57,21 +60,28 @@ class Cut:
     text: str = ""
 
 
-def encode(value: object) -> bytes:
+def encode(value: object, aside: list[Aside] | None = None) -> bytes:
     """Encode any value; see the table above. Never raises.
+
+    With a list for it, what is large (1 MiB of text or bytes, an array on the CPU of any size) and what is an image, a
+    sound or a film by its first bytes is put ``aside`` as it is, and a place in that list stands in the value.
 
     >>> encode({"a": (1, float("nan")), 2: b"x"})[:60]
     b'[1,{"$":"dict","v":[["a",{"$":"tuple","v":[1,{"$":"f8","v":"'
     """
     try:
-        return orjson.dumps([VERSION, _encode(value, 0, Above())])
+        above = Above()
+        above.aside = aside
+        return orjson.dumps([VERSION, _encode(value, 0, above)])
     except Exception as error:  # a hostile object: name its type, keep the promise
+        if aside:
+            aside.clear()
         cut = {"$": "object", "type": _name(type(value)), "v": f"not encoded: {type(error).__name__}"}
         return orjson.dumps([VERSION, cut])
 
 
-def decode(data: bytes) -> object:
-    """Decode what `encode` made.
+def decode(data: bytes, aside: Mapping[int, bytes] | None = None) -> object:
+    """Decode what `encode` made; ``aside`` is what it put there, by place.
 
     >>> decode(encode({1: (2.5, -0.0, b"x", 2**70), "$": None}))
     {1: (2.5, -0.0, b'x', 1180591620717411303424), '$': None}
@@ -79,7 +89,7 @@ def decode(data: bytes) -> object:
     version, value = orjson.loads(data)
     if version != VERSION:
         return Cut("version", f"value form {version}; this code knows {VERSION}")
-    return _decode(value)
+    return _decode(value if aside is None else put_back(value, aside))
 
 
 # -- encoding --------------------------------------------------------------------------------------
@@ -89,6 +99,7 @@ class Above(list[int]):
     """The containers that a value lies in, by identity, and how many more may be unfolded."""
 
     left = CONTAINERS_MOST
+    aside: "list[Aside] | None" = None
 
 
 def _encode(value: Any, depth: int, above: Above) -> object:
@@ -97,10 +108,12 @@ def _encode(value: Any, depth: int, above: Above) -> object:
         return value
     scalar = SCALARS.get(kind)
     if scalar is not None:
+        if kind in SIZED and above.aside is not None and len(value) >= MEDIUM:
+            return sized(value, scalar, above.aside)
         return scalar(value)
     base = _base(kind)
     if base is None:
-        return _other(value)
+        return _other(value, above)
     if id(value) in above:
         return {"$": "cycle", "v": len(above) - above.index(id(value))}
     if depth >= DEEP:
@@ -146,7 +159,7 @@ def _items(value: Any, inner: Callable[[Any], object]) -> list[object]:
         return list(value)
     if kinds == {float} and all(map(math.isfinite, value)):
         return list(value)
-    if kinds == {str} and _clean("".join(value)):
+    if kinds == {str} and max(map(len, value)) < LARGE and _clean("".join(value)):
         return list(value)
     return [inner(item) for item in value]
 
@@ -184,13 +197,13 @@ def _flatten(root: Any, above: Above) -> object:
     return table if type(root) in CONTAINERS else {"$": "sub", "type": _name(type(root)), "v": table}
 
 
-def _other(value: Any) -> object:
+def _other(value: Any, above: Above) -> object:
     kind = type(value)
     for base in (int, float, str, bytes):
         if issubclass(kind, base):
             return {"$": "sub", "type": _name(kind), "v": SCALARS[base](_as_base(value, base))}
     try:
-        array = _array(value)
+        array = _array(value, above.aside)
     except Exception as error:  # sparse, nested or on a device that is gone: the rest of the value stays
         return {"$": "object", "type": _name(kind), "v": f"no bytes: {type(error).__name__}"}
     if array is not None:
@@ -211,21 +224,33 @@ def _as_base(value: Any, base: Any) -> object:
     return bytes.__getitem__(value, slice(None)) if base is bytes else base.__pos__(value)
 
 
-def _array(value: Any) -> object:
-    """Keep a small array of numpy or of torch on the CPU with its bytes; of others say shape and type."""
+def _array(value: Any, aside: list[Aside] | None) -> object:
+    """Keep an array of numpy or of torch on the CPU with its bytes, aside or in place; of others say shape and type."""
     kind = type(value)
     module = kind.__module__.partition(".")[0]
     if module == "torch" and kind.__name__ in ("Tensor", "Parameter"):
         head = {"$": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
-        if value.device.type != "cpu" or value.numel() * value.element_size() > ARRAY_BYTES:
+        size = value.numel() * value.element_size()
+        if value.device.type != "cpu" or (aside is None and size > ARRAY_BYTES) or size >= 1 << 31:
             return {**head, "v": None}
         value = value.detach().resolve_conj().resolve_neg().contiguous()
         # Not the storage's bytes: a slice shares the storage of the whole, and that is read byte by byte.
-        return {**head, "v": _base64(ctypes.string_at(value.data_ptr(), value.numel() * value.element_size()))}
+        data = ctypes.string_at(value.data_ptr(), size)
+        return _placed(head, data, aside)
     if module == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
         head = {"$": "array", "dtype": f"numpy.{value.dtype.str}", "shape": list(value.shape)}
-        return {**head, "v": _base64(value.tobytes()) if value.nbytes <= ARRAY_BYTES else None}
+        if aside is None and value.nbytes > ARRAY_BYTES:
+            return {**head, "v": None}
+        return _placed(head, value.tobytes(), aside)
     return None
+
+
+def _placed(head: dict[str, Any], data: bytes, aside: list[Aside] | None) -> object:
+    if aside is None or len(data) <= ARRAY_BYTES:
+        return {**head, "v": _base64(data)}
+    return put(
+        aside, Aside(TENSOR, data, text=False), {"type": "array", "dtype": head["dtype"], "shape": head["shape"]}
+    )
 
 
 def safe_repr(value: object) -> str:
@@ -290,6 +315,7 @@ SCALARS: dict[type, Callable[[Any], object]] = {
     bytearray: lambda value: {"$": "bytearray", "v": _base64(value)},
     complex: lambda value: {"$": "complex", "v": [_float(value.real), _float(value.imag)]},
 }
+SIZED = {str, bytes, bytearray}
 CONTAINERS = {list, tuple, dict, set, frozenset}
 
 # -- decoding --------------------------------------------------------------------------------------
@@ -305,6 +331,12 @@ def _decode(value: Any) -> Any:
         return {key: _decode(item) for key, item in value.items()}
     reader = READERS.get(tag)
     return reader(value) if reader else Cut("tag", f"unknown tag {tag!r}")
+
+
+def _aside_of(item: dict[str, Any]) -> Cut:
+    if item["type"] == "array":
+        return Cut(item["dtype"], f"shape {item['shape']}")
+    return Cut(item["media"], f"{item['size']} bytes, not kept here")
 
 
 def _unflatten(value: dict[str, Any]) -> Any:
@@ -361,6 +393,8 @@ READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sub": lambda item: _decode(item["v"]),
     "array": lambda item: Cut(item["dtype"], f"shape {item['shape']}"),
     "nodes": _unflatten,
+    "aside": _aside_of,
+    "given": lambda item: GIVEN[item["type"]](item["v"]),
     "cycle": lambda item: Cut("cycle", f"{item['v']} levels up"),
     "object": lambda item: Cut(item["type"], item["v"]),
 }

@@ -26,14 +26,14 @@ STATUS = "writer.status"
 SOURCE = str(Path(__file__).parents[2])
 
 
-def launch(folder: Path, url: str, key_file: Path) -> "subprocess.Popen[bytes]":
+def launch(folder: Path, url: str, key_file: Path, grace: float) -> "subprocess.Popen[bytes]":
     """Start the writer's process: its own session, a log for its streams, no descriptors of ours.
 
     The database's URL goes through a file of mode 0600 and never through arguments, which others can read; its password
     goes through the child's environment and is written nowhere.
     """
     address, password = without_password(url)
-    _leave(folder / "target", orjson.dumps({"url": address, "key_file": str(key_file)}))
+    _leave(folder / "target", orjson.dumps({"url": address, "key_file": str(key_file), "grace": grace}))
     environ = dict(os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, environ.get("PYTHONPATH", "")]))
     if password:

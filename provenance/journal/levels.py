@@ -9,13 +9,15 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
 from provenance.errors import JournalError, NotYet
-from provenance.journal import bells, frame, records, spool
+from provenance.journal import bells, blobs, frame, records, spool
+from provenance.journal.records import Gap
 from provenance.journal.room import Keep
-from provenance.journal.spool import Gap, Journal
+from provenance.journal.spool import Journal
 
 HELD_BYTES = 16 << 20  # of unflushed records, kept to be written again should a flush fail
 RING_BYTES = 64 << 20
@@ -99,10 +101,11 @@ class Flushed(Journal):
         """Write again, into a new segment, what a failed flush was for: a second flush may claim what was dropped."""
         first = self.durable + 1
         with self._lock:
-            upto, before = self.next_seq - 1, self.descriptor
+            upto, before, path = self.next_seq - 1, self.descriptor, self.path
             again = [item for item in self._held if item[0] >= first]
             try:
                 self._open(self.index + 1, bytes(32), first)
+                blobs.follow(path, self.path)
                 os.close(before)
                 for seq, kind, payload in again:
                     Journal._write(self, kind, seq, payload, crc32(payload, self.salt_crc))
@@ -206,6 +209,14 @@ class Ring(Journal):
         if not self._work.is_set():
             self._work.set()
         return seq
+
+    def append_beside(self, kind: int, pieces: list[bytes], drafts: Sequence[blobs.Draft]) -> int:
+        """Append one record with blobs, and the ring before it: the blobs lie beside the segment that is open now."""
+        with self._rotation:
+            blobs.settle(self.path, drafts)
+            seq = self.append(kind, pieces)
+            self._write_ring()
+            return seq
 
     def _put(self, kind: int, payload: bytes) -> None:
         self._ring.append((self.next_seq, kind, payload))

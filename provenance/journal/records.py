@@ -6,9 +6,12 @@ table says role, encoding, part, row, return index and size; bodies follow in th
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
 
 from provenance.errors import BadSegment
-from provenance.facts import NOTES, SEQUENCE, End, Noted, Output, Payload, Record, Request, SequenceEnd, Start
+from provenance.facts import LARGE, NOTES, SEQUENCE, End, Noted, Output, Payload, Record, Request, SequenceEnd, Start
 from provenance.journal import frame
 
 START = struct.Struct("<32s16s16sqq32s32s32sIIII")
@@ -17,8 +20,28 @@ ENTRY = struct.Struct("<BBHIII")
 NOTE = struct.Struct("<B32sI")
 pack_start, pack_end, pack_entry, pack_sequence = START.pack, END.pack, ENTRY.pack, SEQUENCE.pack
 
+
+class TooLarge(Exception):
+    """A payload is too large for a frame: it goes beside the journal, and the frame refers to it."""
+
+
 NOTE_CODES = {name: code for code, name in NOTES.items()}
 NOTE_KINDS = {"gap": frame.GAP, "erased": frame.ERASED, "clock_step": frame.CLOCK_STEP}
+
+
+@dataclass(slots=True)
+class Gap:
+    """Records that could not be written: which, how many, and why first."""
+
+    first: int
+    last: int
+    reason: str
+    uncertain: bool = False  # written, but a flush failed: a power loss may have taken them
+
+    def document(self) -> bytes:
+        """Return what the gap record says."""
+        more = {"uncertain": True} if self.uncertain else {}
+        return orjson.dumps({"first": self.first, "last": self.last, "reason": self.reason, **more})
 
 
 def start_payload(seed: bytes, request: Request) -> list[bytes]:
@@ -45,6 +68,8 @@ def _append(pieces: list[bytes], payloads: tuple[Payload, ...]) -> None:
     """Append the table of some payloads, then their bodies."""
     bodies = []
     for role, encoding, data, row, ret, part in payloads:
+        if len(data) > LARGE:
+            raise TooLarge
         pieces.append(pack_entry(role, encoding, part, row, ret, len(data)))
         bodies.append(data)
     pieces += bodies

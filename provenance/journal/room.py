@@ -8,14 +8,17 @@ fill may pass it by as many 64ths as there are processes.
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from provenance.errors import SpoolRefused
+from provenance.journal import blobs
 
 MOST_BYTES = 1 << 30
 LEAST_BYTES = 1 << 20
@@ -73,6 +76,25 @@ def prepare(folder: Path) -> None:
         raise SpoolRefused(f"the spool {folder} cannot be written to; set PROVENANCE_SPOOL to another folder.")
 
 
+@contextlib.contextmanager
+def elected(folder: Path) -> Iterator[bool]:
+    """Try to become the writer of a spool; yields whether it worked."""
+    try:
+        descriptor = os.open(folder / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
+
+
 def default_limit(folder: Path) -> int:
     """Return what a spool may hold where nobody said: a gibibyte, or a twentieth of what is free, if that is less."""
     try:
@@ -94,15 +116,15 @@ class Room:
         self._dip_at = 0.0
         self._pause = FIRST_PAUSE
 
-    def ask(self, segment: Path, size: int, needed: int) -> int:
-        """Return how large a segment may grow before it must ask again.
+    def ask(self, segment: Path, size: int, needed: int, *, afresh: bool = False) -> int:
+        """Return how large a segment may grow before it must ask again. What others hold was counted a moment ago.
 
         Raises OSError where a record of ``needed`` bytes would fill the spool beyond its limit.
         """
         if self.limit == NO_LIMIT:
             return NO_LIMIT
         now = time.monotonic()
-        if now >= self._look_at:
+        if afresh or now >= self._look_at:
             self._others, self._look_at = _size(self.folder, segment.name), now + LOOK_SECONDS
         allowed = self.limit - self._others - RESERVE_BYTES
         if size + needed > allowed:
@@ -162,16 +184,19 @@ class Room:
 
 
 def _size(folder: Path, but: str) -> int:
-    """Return how many bytes all other segments of a spool hold."""
+    """Return how many bytes all other segments of a spool hold, and what lies beside those that are not drained."""
     total = 0
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".seg") and entry.name != but:
-                    with contextlib.suppress(OSError):  # unlinked meanwhile
-                        total += entry.stat(follow_symlinks=False).st_size
+            names = [entry.name for entry in entries if entry.name.endswith(".seg")]
     except OSError:
         return 0
+    for name in names:
+        path = folder / name
+        total += blobs.weight(path)
+        if name != but:
+            with contextlib.suppress(OSError):  # unlinked meanwhile
+                total += path.lstat().st_size
     return total
 
 

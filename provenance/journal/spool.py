@@ -18,8 +18,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
 from zlib import crc32
@@ -28,7 +27,8 @@ import orjson
 
 from provenance.errors import JournalError
 from provenance.facts import Stream
-from provenance.journal import frame, records
+from provenance.journal import blobs, frame, records
+from provenance.journal.records import Gap
 from provenance.journal.room import DRAFT, NO_LIMIT, Keep, Room, boot_id, prepare
 
 SUFFIX = ".seg"
@@ -78,21 +78,6 @@ def alive(path: Path) -> bool:
     return False
 
 
-@dataclass(slots=True)
-class Gap:
-    """Records that could not be written: which, how many, and why first."""
-
-    first: int
-    last: int
-    reason: str
-    uncertain: bool = False  # written, but a flush failed: a power loss may have taken them
-
-    def document(self) -> bytes:
-        """Return what the gap record says."""
-        more = {"uncertain": True} if self.uncertain else {}
-        return orjson.dumps({"first": self.first, "last": self.last, "reason": self.reason, **more})
-
-
 class Journal:
     """The appending end of one stream. Safe for threads; a forked child must open its own."""
 
@@ -116,6 +101,7 @@ class Journal:
         self._lock = threading.Lock()
         self._flushing = threading.Lock()  # taken before the other one
         self._holder = 0
+        self._rotation = threading.Lock()  # taken before both
         self._open(0, bytes(32), 0)
         self.room.stock()
 
@@ -156,6 +142,20 @@ class Journal:
         if self.keep.patience:
             return self._wait_for_room(kind, payload)
         raise failed
+
+    def draft(self, data: bytes) -> blobs.Draft:
+        """Write a large payload into the spool, for a record that refers to it. Raises OSError without room."""
+        self.room.ask(self.path, self.size, len(data), afresh=True)
+        return blobs.draft(self.folder, data, sync=self.keep.durability == "power")
+
+    def append_beside(self, kind: int, pieces: list[bytes], drafts: Sequence[blobs.Draft]) -> int:
+        """Append one record whose large payloads are blobs: they come to lie beside the segment that its frame is in.
+
+        Raises what `append` raises, or OSError.
+        """
+        with self._rotation:
+            blobs.settle(self.path, drafts, sync=self.keep.durability == "power")
+            return self.append(kind, pieces)
 
     def _write(self, kind: int, seq: int, payload: bytes, crc: int) -> None:
         """Hand one frame to the kernel in one call; what it does not take whole is cut off again."""
@@ -296,9 +296,10 @@ class Journal:
         with self._lock:
             self.gaps.append(Gap(self.durable + 1, upto, f"flush failed: {error.strerror}", uncertain=True))
             self.durable = upto
-            before = self.descriptor
+            before, path = self.descriptor, self.path
             with contextlib.suppress(OSError):
                 self._open(self.index + 1, bytes(32), self._unwritten())
+                blobs.follow(path, self.path)  # a record that refers to them may be on its way
                 os.close(before)
 
     # -- segments ---------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ class Journal:
         Meant for a background thread: the long part of the digest is computed before the lock is taken.
         """
         state = hashlib.sha256()
-        with self._flushing, self.path.open("rb") as file:
+        with self._rotation, self._flushing, self.path.open("rb") as file:
             if self.keep.sync_seconds or self.durable >= 0:
                 self._flush()
             # Not beyond our own size: behind it a short write may lie that is about to be cut off.

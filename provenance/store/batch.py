@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from provenance.facts import ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
+from provenance.facts import BLOB, KIND, ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
 from provenance.integrity.secrets import ARGUMENTS, TAKEN
-from provenance.store import leaves, rolling, tables
+from provenance.store import early, leaves, rolling, tables
 from provenance.store.bodies import Bodies
 from provenance.store.rows import EMPTY_RUN, EMPTY_SEQUENCE, Bulk, Documents, Rows, clean, write
 
@@ -40,6 +40,7 @@ class Batch:
         self.bodies = Bodies(bulk, self.rows)
         self.known: dict[int, bytes] = {}
         self.facts: dict[int, dict[str, Any]] = {}  # of the starts in this batch, as read
+        self.early: dict[int, early.Held] = {}  # ends that came before their starts, by those
         self.id = 0
         self.next_run = self.next_entry = 0
         self.about: dict[str, Any] = orjson.loads(stream.about or b"{}")
@@ -60,6 +61,7 @@ class Batch:
                 (self.id, min(seqs), max(seqs)),
             )
             self.known = {seq: bytes(digest) for seq, digest in found}
+            self.early = early.among(self.bulk, self.id, min(seqs), max(seqs))
         return bool(items)
 
     def _next(self, table: str, column: str) -> int:
@@ -101,9 +103,11 @@ class Batch:
         if items:
             last = items[-1]
             self.bulk.run(
-                "update streams set segment=?, position=?, last_seq=?, last_seen=? where id=?",
-                (segment, last.end, last.record.seq, _seen(last.record, self.stream.wall_ns), self.id),
-            )
+                "update streams set segment=?, position=?, last_seq=?, last_seen=? where id=? "
+                "and (segment < ? or segment = ? and position < ?)",  # a segment that comes late moves nothing back
+                (segment, last.end, last.record.seq, _seen(last.record, self.stream.wall_ns), self.id, segment, segment,
+                 last.end),
+            )  # fmt: skip
         if ended:
             self.bulk.run("update streams set ended=1 where id=?", (self.id,))
             self.bulk.run("update runs set status='crashed' where stream=? and status='running'", (self.id,))
@@ -146,6 +150,13 @@ class Batch:
         self.rows.ingested.append((self.id, record.seq, item.digest, LOG, self.next_entry))
         self.next_entry += 1
 
+    def again(self, item: Item) -> None:
+        """Take up a record that is in already: runs that came late may be among the calls that it binds to weights."""
+        same = self.known[item.record.seq] == item.digest
+        if same and isinstance(item.record, Noted) and item.record.kind == "binding":
+            self._write()
+            rolling.bind(self.groups, self.id, orjson.loads(item.record.document))
+
     def _start(self, record: Start) -> bytes:
         request = record.request
         facts = orjson.loads(request.facts)
@@ -165,7 +176,8 @@ class Batch:
             self.rows.tags.append((run["id"], clean(key)[:200], clean(value)))
         run["call_facts"] = clean(orjson.dumps(facts).decode())
         self.facts[record.seq] = facts
-        commitments = self._payloads(run, request.payloads, record.seed)
+        salts = [leaves.salt(item, record.seed) for item in request.payloads]
+        commitments = self._payloads(run, request.payloads, salts)
         leaf = leaves.of_start(self.stream.stream_id, record, commitments)
         run["leaf"] = digests.leaf_hash(leaf)
         self.rows.runs[record.seq] = run
@@ -179,19 +191,33 @@ class Batch:
                 "run": run["id"], "started_at": run["started_at"], "prompt_index": row, "return_index": 0,
                 "input_key": first[0], "input_preview": first[1],
             }  # fmt: skip
+        if record.seq in self.early:
+            self._settle(run, self.early.pop(record.seq))
         return leaf
+
+    def _settle(self, run: dict[str, Any], held: early.Held) -> None:
+        """Complete a call whose end was here first. The log keeps the leaf that the end was given."""
+        self._ended(run, held.record, held.salts, bytes(32))
+        early.release(self.bulk, self.id, run["start_seq"])
+        self.event("settled", held.record.seq, {"why": "the start of that call came later", "start": run["start_seq"]})
 
     def _end(self, record: End) -> bytes:
         output = record.output
+        salts = [leaves.salt(item, record.seed) for item in output.payloads]
         run = self._opened(output.start_seq)
-        if run is None:
-            self.event("alarm", record.seq, {"why": "the end of a call that never began", "start": output.start_seq})
-            run = {"id": 0, "started_at": output.wall_ns, "leaf": bytes(32), "call_facts": "{}", "kind": ""}
+        if run is not None:
+            return self._ended(run, record, salts, bytes(run["leaf"]))
+        self.event("alarm", record.seq, {"why": "the end of a call that never began", "start": output.start_seq})
+        early.hold(self.bulk, self.id, record, salts)
+        commitments = [leaves.committed(item, salt) for item, salt in zip(output.payloads, salts, strict=True)]
+        return leaves.of_end(self.stream.stream_id, record, bytes(32), commitments)
+
+    def _ended(self, run: dict[str, Any], record: End, salts: list[bytes], start_leaf: bytes) -> bytes:
+        """Complete a run by its end, and return the end's leaf."""
+        output = record.output
         facts = orjson.loads(output.facts)
-        commitments = self._payloads(run, output.payloads, record.seed) if run["id"] else [
-            leaves.commit(item, record.seed)[1] for item in output.payloads
-        ]  # fmt: skip
-        leaf = leaves.of_end(self.stream.stream_id, record, bytes(run["leaf"]), commitments)
+        commitments = self._payloads(run, output.payloads, salts)
+        leaf = leaves.of_end(self.stream.stream_id, record, start_leaf, commitments)
         run |= {
             "end_seq": record.seq, "status": STATUSES[output.status], "ended_at": output.wall_ns,
             "duration_ns": output.duration_ns, "settings": self.documents.fingerprint(output.settings),
@@ -205,8 +231,7 @@ class Batch:
         before = self.facts.get(output.start_seq)
         before = orjson.loads(run["call_facts"]) if before is None else before
         run["call_facts"] = clean(orjson.dumps({**before, **facts}).decode())
-        if run["id"]:
-            self._sequences(run, record, facts.get("output") == TAKEN.format("result"))
+        self._sequences(run, record, facts.get("output") == TAKEN.format("result"))
         return leaf
 
     def _opened(self, start_seq: int) -> dict[str, Any] | None:
@@ -271,20 +296,20 @@ class Batch:
 
     # -- payloads ---------------------------------------------------------------------------------
 
-    def _payloads(self, run: dict[str, Any], payloads: Sequence[Payload], seed: bytes) -> list[bytes]:
+    def _payloads(self, run: dict[str, Any], payloads: Sequence[Payload], salts: Sequence[bytes]) -> list[bytes]:
         """Make the references and bodies of some payloads, and return their commitments."""
         number, at = run["id"], run["started_at"]
         month = _month(at)
         commitments = []
-        for item in payloads:
+        for item, salt in zip(payloads, salts, strict=True):
             role, encoding, data, row, ret, part = item
-            salt, commitment = leaves.commit(item, seed)
+            commitment = leaves.committed(item, salt)
             commitments.append(commitment)
             if encoding & SEALED:
                 body, size = None, leaves.size(item)
             else:
                 body, size = self.bodies.want(digests.body_key(self.key, data), month, item), len(data)
-            self.rows.refs.append([number, at, role, row, ret, part, encoding, size, commitment, salt, body])
+            self.rows.refs.append([number, at, role, row, ret, part, encoding & ~BLOB, size, commitment, salt, body])
         return commitments
 
     def _key(self, payloads: Sequence[Payload], roles: set[int], kind: str) -> bytes | None:
@@ -295,7 +320,7 @@ class Batch:
     def _part(self, payload: Payload) -> bytes:
         if payload.encoding & SEALED:
             return payload.data[32:64]
-        return digests.equality(self.key, str(payload.encoding), (payload.data,))
+        return digests.equality(self.key, str(payload.encoding & KIND), (payload.data,))
 
 
 def _preview(payloads: Sequence[Payload], roles: tuple[int, ...]) -> str | None:

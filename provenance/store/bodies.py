@@ -1,7 +1,7 @@
 """Bodies of payloads on their way in: stored once a month, looked up and written together."""
 
-from provenance.facts import Payload
-from provenance.store import codec, tables
+from provenance.facts import BLOB, Payload
+from provenance.store import blobs, codec, tables
 from provenance.store.rows import BODY, Bulk, Rows
 
 
@@ -42,7 +42,10 @@ class Bodies:
         made = []
         for place in fresh:
             payload = self.wanted[place]
-            kind, data = codec.pack(payload.data, payload.encoding, self._tool)
+            if payload.encoding & BLOB:
+                kind, data = codec.BLOB, blobs.keep(self.bulk, payload.data)
+            else:
+                kind, data = codec.pack(payload.data, payload.encoding, self._tool)
             made.append((self._next, place[1], place[0], kind, len(payload.data), data))
             self.numbers[place] = self._next
             self._next += 1

@@ -13,8 +13,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-RAW, ZSTD, DICTIONARY, PLANES = 0, 1, 2, 3
-KINDS = {RAW: "raw", ZSTD: "zstd", DICTIONARY: "zstd with dictionary", PLANES: "zstd of 4 byte planes"}
+RAW, ZSTD, DICTIONARY, PLANES, BLOB = range(5)
+KINDS = {RAW: "raw", ZSTD: "zstd", DICTIONARY: "zstd with dictionary", PLANES: "zstd of 4 byte planes",
+         BLOB: "blob by SHA-256"}  # fmt: skip
 LEVEL = 3
 SMALL = 64
 LIMIT = 1 << 31

@@ -20,8 +20,8 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from provenance.errors import BadFile, MissingExtra, NoDatabase, SchemaMismatch, StoreAway, StoreError
 
-HEAD = "0004"
-REVISIONS = ("0001", "0002", "0003", "0004")
+HEAD = "0005"
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 MAGIC = b"SQLite format 3\0"
 PAGE_BYTES = 8192
 CACHE_KB = 16_384  # keyed names come in no order: without room for their index every batch reads it again

@@ -106,13 +106,18 @@ class Ingest:
         self._roll()
         with self._transaction() as bulk:
             batch = Batch(bulk, self.key, self.key_id, stream)
-            fresh = [item for item in items if batch.is_new(item)] if batch.begin(items) else []
-            for item in fresh:
-                batch.add(item)
+            batch.begin(items)
+            fresh = 0
+            for item in items:
+                if batch.is_new(item):
+                    batch.add(item)
+                    fresh += 1
+                else:
+                    batch.again(item)
             for hole in damage:
                 batch.damage(segment, hole)
             batch.finish(segment, items, ended)
-            return len(fresh)
+            return fresh
 
     def refuse(self, stream: Stream, segment: int, item: Item, reason: str) -> None:
         """Step over a record that cannot be stored, and say so among the events; its segment is kept."""

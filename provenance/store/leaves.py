@@ -25,7 +25,21 @@ from typing import Any
 
 import orjson
 
-from provenance.facts import FINISHES, NOTES, ROLES, SEALED, SEQUENCE, STATUSES, End, Noted, Payload, SequenceEnd, Start
+from provenance.facts import (
+    FINISHES,
+    KIND,
+    NOTES,
+    ROLES,
+    SEALED,
+    SEQUENCE,
+    STATUSES,
+    TRUNCATED,
+    End,
+    Noted,
+    Payload,
+    SequenceEnd,
+    Start,
+)
 from provenance.integrity import digests
 from provenance.integrity.canonical import named
 
@@ -39,12 +53,14 @@ ENTRY = struct.Struct("<BBHIIQ32s")
 NOTE_CODES = {name: code for code, name in NOTES.items()}
 
 
-def commit(payload: Payload, seed: bytes) -> tuple[bytes, bytes]:
-    """Return salt and commitment of a payload: computed, or as the capturing process sealed them."""
-    salt = digests.salt(seed, payload.role, payload.row, payload.ret * 65536 + payload.part)
-    if payload.encoding & SEALED:
-        return salt, payload.data[:32]
-    return salt, digests.commitment(salt, payload.data)
+def salt(payload: Payload, seed: bytes) -> bytes:
+    """Return the salt of a payload: its place under the seed of its frame."""
+    return digests.salt(seed, payload.role, payload.row, payload.ret * 65536 + payload.part)
+
+
+def committed(payload: Payload, salt: bytes) -> bytes:
+    """Return the commitment of a payload: computed, or as the capturing process sealed it."""
+    return payload.data[:32] if payload.encoding & SEALED else digests.commitment(salt, payload.data)
 
 
 def size(payload: Payload) -> int:
@@ -84,7 +100,7 @@ def _entries(payloads: Sequence[Payload], commitments: Sequence[bytes]) -> bytes
     for p, value in zip(payloads, commitments, strict=True):
         role, encoding, data, row, ret, part = p
         length = size(p) if encoding & SEALED else len(data)
-        pieces.append(ENTRY.pack(role, encoding & ~SEALED, part, row, ret, length, value))
+        pieces.append(ENTRY.pack(role, encoding & (KIND | TRUNCATED), part, row, ret, length, value))
     return b"".join(pieces)
 
 

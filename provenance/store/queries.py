@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, func, or_, select
 
 from provenance.errors import BadFile, RunNotFound
 from provenance.facts import DIGEST, ROLES, Field, Fingerprint, Run, Sequence
-from provenance.store import codec, tables
+from provenance.store import blobs, codec, tables
 from provenance.store.reading import Body, sequence
 from provenance.store.rows import clean
 
@@ -322,7 +322,10 @@ def _bodies(connection: Connection, run: int) -> list[Body]:
     bodies = {}
     for item in connection.execute(query):
         try:
-            data = codec.unpack(item.codec, item.data, item.size)
+            if item.codec == codec.BLOB:
+                data = blobs.read(connection, bytes(item.data), item.size)
+            else:
+                data = codec.unpack(item.codec, item.data, item.size)
         except ValueError as error:
             raise BadFile(f"a stored payload is damaged: {error}.") from None
         body = Body(item.role, item.prompt_index, item.return_index, item.part, item.encoding, data)
@@ -342,9 +345,11 @@ def _sequence(row: Any, bodies: list[Body], facts: dict[str, Any]) -> Sequence:
         for body in bodies
         if body.row == row["prompt_index"] and (body.ret == row["return_index"] or body.role < 16)
     }
-    inputs = (body for body in bodies if body.row == row["prompt_index"] and ROLES[body.role] in BESIDE)
-    media = tuple(body.data.decode("utf-8", "replace") for body in inputs if body.encoding == DIGEST)
-    return sequence(row, mine, facts, media)
+    around = [body for body in bodies if body.row == row["prompt_index"]]
+    told = (body for body in around if ROLES[body.role] in BESIDE and body.encoding == DIGEST)
+    media = tuple(body.data.decode("utf-8", "replace") for body in told)
+    aside = {(ROLES[body.role], body.part): body.data for body in around if ROLES[body.role].endswith(".media")}
+    return sequence(row, mine, facts, media, aside)
 
 
 def run_count(engine: Engine) -> int:

@@ -26,9 +26,13 @@ class Body(NamedTuple):
 
 
 def sequence(
-    row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any], media: tuple[str, ...] = ()
-) -> Sequence:
-    """Make a sequence from its row and its payloads by role. Content that was not kept is None."""
+    row: Mapping[str, Any], mine: Mapping[str, Body], facts: Mapping[str, Any], media: tuple[str, ...],
+    aside: Mapping[tuple[str, int], bytes],
+) -> Sequence:  # fmt: skip
+    """Make a sequence from its row and its payloads by role. Content that was not kept is None.
+
+    ``media`` are the digests of what stood beside the ids; ``aside`` what was put aside of values, by role and part.
+    """
     output_ids = _ids(mine.get("output.ids"))
     evidence = mine.get("evidence.logits")
     found, dtype = steps(evidence.data, output_ids or ()) if evidence is not None else ((), "")
@@ -37,7 +41,8 @@ def sequence(
         row=row["prompt_index"], ret=row["return_index"], input_key=_hex(row["input_key"]),
         output_key=_hex(row["output_key"]), input_ids=_ids(mine.get("prompt.ids")), output_ids=output_ids,
         input_text=_text(mine.get("prompt.text")), output_text=_text(mine.get("output.text")),
-        input_value=_value(mine.get("arguments")), output_value=_value(mine.get("output.value")),
+        input_value=_value(mine.get("arguments"), "prompt.media", aside),
+        output_value=_value(mine.get("output.value"), "output.media", aside),
         finish=row["finish"] or "unknown", padding=row["padding_tokens"], steps=found,
         logits_dtype=dtype or str(facts.get("logits.dtype", "")), no_evidence=why,
         mask=_ids(mine.get("prompt.mask")), media=media,
@@ -56,8 +61,10 @@ def _text(body: Body | None) -> str | None:
     return body.data.decode("utf-8", "surrogatepass") if body is not None else None
 
 
-def _value(body: Body | None) -> object:
-    return values.decode(body.data) if body is not None else None
+def _value(body: Body | None, role: str, aside: Mapping[tuple[str, int], bytes]) -> object:
+    if body is None:
+        return None
+    return values.decode(body.data, {part: data for (name, part), data in aside.items() if name == role} or None)
 
 
 def steps(data: bytes, tokens: tuple[int, ...]) -> tuple[tuple[Step, ...], str]:

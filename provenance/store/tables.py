@@ -292,3 +292,22 @@ events = Table(
     Column("at", BigInteger, nullable=False),
     Column("detail", Text, nullable=False),
 )  # fmt: skip
+
+# Ends whose starts have not come (a segment was missing): held whole until they do. The seed of the frame is not kept.
+early_ends = Table(
+    "early_ends", metadata,
+    Column("stream", Key, primary_key=True, autoincrement=False),
+    Column("start_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("salts", LargeBinary),
+    Column("record", LargeBinary),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+# Large payloads on a server, in pieces; beside a SQLite file they are files.
+blob_chunks = Table(
+    "blob_chunks", metadata,
+    Column("sha256", LargeBinary(32), primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)  # fmt: skip

@@ -89,3 +89,17 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     for path in (pipe, tmp_path):
         with pytest.raises(BadSetting, match="is not a file"):
             keys.load(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "private"),
+    [(0o600, 7, 8, True), (0o640, 7, 8, False), (0o440, 0, 8, True), (0o440, 0, 9, False), (0o460, 0, 8, False),
+     (0o444, 0, 8, False), (0o400, 0, 9, True), (0o400, 6, 8, False)],
+)  # fmt: skip
+def test_a_key_is_private_to_its_user_or_handed_by_root_to_the_group_of_its_user(
+    mode: int, owner: int, group: int, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    monkeypatch.setattr(os, "getegid", lambda: 8)
+    facts = os.stat_result((stat.S_IFREG | mode, 1, 1, 1, owner, group, 32, 0, 0, 0))
+    assert keys._private(facts) is private

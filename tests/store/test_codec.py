@@ -52,7 +52,13 @@ def test_ids_shrink_more_as_planes_than_as_they_are() -> None:
 
 
 def test_the_numbers_of_codecs_never_change() -> None:
-    assert codec.KINDS == {0: "raw", 1: "zstd", 2: "zstd with dictionary", 3: "zstd of 4 byte planes"}
+    assert codec.KINDS == {
+        0: "raw",
+        1: "zstd",
+        2: "zstd with dictionary",
+        3: "zstd of 4 byte planes",
+        4: "blob by SHA-256",
+    }
 
 
 @pytest.mark.parametrize("size", [0, len(TEXTS) - 1, len(TEXTS) + 1, 2**40])

@@ -122,6 +122,7 @@ CRASH = """
 import os, sys
 from pathlib import Path
 from provenance import writer
+from provenance.journal import kept
 from provenance.store import batch, ingest
 from tests.fakes.records import places
 point, left = sys.argv[2], int(sys.argv[3])
@@ -141,7 +142,7 @@ def around(owner, name, before=False):
 writer.BATCH_RECORDS = 7
 {"begin": lambda: around(ingest.Ingest, "write", True), "batch": lambda: around(batch.Batch, "add"),
  "commit": lambda: around(batch.Batch, "finish"), "committed": lambda: around(ingest.Ingest, "write"),
- "unlink": lambda: around(Path, "unlink", True), "unlinked": lambda: around(Path, "unlink")}[point]()
+ "keep": lambda: around(kept, "keep", True), "kept": lambda: around(kept, "keep")}[point]()
 writer.drain(places(Path(sys.argv[1])), 60)
 """
 
@@ -149,7 +150,7 @@ writer.drain(places(Path(sys.argv[1])), 60)
 @pytest.mark.parametrize(
     ("point", "after"),
     [("begin", 0), ("begin", 4), ("batch", 0), ("batch", 30), ("commit", 0), ("commit", 5), ("committed", 0),
-     ("committed", 6), ("committed", 12), ("unlink", 0), ("unlinked", 0)],
+     ("committed", 6), ("committed", 12), ("keep", 0), ("kept", 0)],
 )  # fmt: skip
 def test_a_writer_killed_at_any_step_loses_nothing_and_repeats_nothing(
     spots: Places, tmp_path: Path, python: Command, point: str, after: int
@@ -556,7 +557,7 @@ def test_a_damaged_segment_gives_its_whole_records_and_is_set_aside(spots: Place
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("point", "after"), [("committed", 1), ("committed", 5), ("unlinked", 0)])
+@pytest.mark.parametrize(("point", "after"), [("committed", 1), ("committed", 5), ("kept", 0)])
 def test_damage_seen_by_a_writer_that_was_killed_is_not_forgotten(
     spots: Places, python: Command, point: str, after: int
 ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text as sql_text
 
-from provenance import recorder, writer
+from provenance import opening, writer
 from provenance.cli import store as cli
 from provenance.errors import NoDatabase, StoreAway, StoreError, UsageError, WriteRefused
 from provenance.facts import SequenceEnd
@@ -383,7 +383,7 @@ def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Se
 def test_the_password_reaches_the_writer_and_no_file(locked: tuple[Server, Places, str]) -> None:
     _, spots, url = locked
     life(spots, 5).close()
-    child = recorder.launch_writer(as_role(spots, url))
+    child = opening.launch_writer(as_role(spots, url))
     try:
         eventually(lambda: one(spots, "select count(*) from ingested") == 14)
         assert "s3cret" not in Path(f"/proc/{child.pid}/cmdline").read_text()
@@ -400,7 +400,7 @@ def test_a_wrong_password_is_said_in_one_sentence_and_ends_the_writer(
     _, spots, url = locked
     life(spots, 1).close()
     wrong = as_role(spots, url.replace("s3cret", "wr0ng"))
-    child = recorder.launch_writer(wrong)
+    child = opening.launch_writer(wrong)
     assert child.wait(60) == 2
     said = (spots.spool / "writer.log").read_text()
     assert "password authentication failed" in said
