@@ -113,8 +113,8 @@ def _kept(value: Any, role: int, beside: int) -> tuple[tuple[Payload, ...], bool
         if media.place(part) not in data:  # what stood for it went, beside a name that says secret
             content = GONE
         else:
-            content = scrub_large(item.data) if item.media in media.READABLE else item.data
-        lost = lost or content is not item.data
+            content = scrub_large(item.data) if media.readable(item) else item.data
+        lost = lost or content != item.data
         payloads.append(Payload(beside, OCTETS, content, part=part))
     return tuple(payloads), lost
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 LARGE = 1 << 20
 MEDIUM = 16
 OCTETS, TENSOR, TEXT = "application/octet-stream", "application/x-tensor", "text/plain"
-READABLE = (TEXT, OCTETS)  # may hold what people write
 # What the first bytes of a medium are, and where they stand.
 SIGNS = (
     (0, b"\x89PNG\r\n\x1a\n", "image/png"), (0, b"\xff\xd8\xff", "image/jpeg"), (0, b"GIF8", "image/gif"),
@@ -36,6 +35,20 @@ def put(aside: list[Aside], item: Aside, head: dict[str, object]) -> object:
 def place(part: int) -> bytes:
     """Return how the place of something that was put aside begins, in the bytes of an encoded value."""
     return b'{"$":"aside","v":%d,' % part
+
+
+def readable(item: Aside) -> bool:
+    r"""Say whether something put aside is text, or bytes that are.
+
+    >>> readable(Aside(OCTETS, b"name", text=False)), readable(Aside(OCTETS, b"\xff", text=False))
+    (True, False)
+    """
+    if item.text or item.media != OCTETS:
+        return item.text
+    try:
+        return bool(item.data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
 
 
 def medium(head: bytes) -> str:

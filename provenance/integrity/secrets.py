@@ -76,9 +76,10 @@ DIGESTS = ("sha256:", "hmac:", "p1:sha256:")  # ours
 REMEMBERED = 500
 CHUNK, BEFORE, BEHIND = 1 << 20, 64, 2048
 # A large text is read for secrets where one of these stands.
-SIGNS = (b"://", b"private key-", b"passw", b"passphrase", b"secret", b"bearer ", b"authorization",
-         b"cookie:", b"api_key", b"api-key", b"token=", b"_token", b"hf_", b"ghp_",
-         b"sk-", b"akia", b"xoxb-", b"glpat-", b"github_pat", b"aiza", b"eyj")  # fmt: skip
+SIGNS = (*(start.lower().encode() for start in (*SIGNED, *MIXED, *BARE)), b"://", b"private key-", b"passw",
+         b"passphrase", b"pwd", b"secret", b"credential", b"bearer ", b"basic ", b"authorization", b"cookie",
+         b"api_key", b"api-key", b"apikey", b"access_key", b"accesskey", b"private_key", b"_token", b"-token",
+         b"token=", b"token:", b'token"', b"token'")  # fmt: skip
 _known: dict[int, tuple[bytes, ...]] = {}
 
 # What people call things, and where things are: no secret, though a variable with a secret's name may hold it.
