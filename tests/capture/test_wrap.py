@@ -23,6 +23,7 @@ import torch
 import transformers
 
 import provenance
+from provenance import opening
 from provenance import recorder as recorders
 from provenance.capture import call as calls
 from provenance.capture import wrap as wrapping
@@ -312,18 +313,18 @@ BACKGROUND = {
     "models.Models.__init__", "models.Models.unlock", "models.Models.draft",
     "models.Models.prepare", "models.Models._read", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",
-    "recorder._after_fork", "recorder.launch_writer", "wrap._loaded",
+    "recorder._after_fork", "opening.launch_writer", "opening.read_target", "wrap._loaded",
     # Where a level is not reached, or nothing is recorded: tests/capture/test_failure.py passes them.
     "recorder.Recorder._late", "recorder._unrecorded",
 }  # fmt: skip
 # Passed when a journal is opened.
-OPENING = {"recorder._open", "recorder.about", "recorder.keeping", "recorder._key", "recorder.Recorder.__init__"}
+OPENING = {"recorder._open", "opening.about", "opening.keeping", "recorder.Recorder.__init__"}
 ROOMS = ("call", "evidence", "face", "functions", "generation", "models", "observe", "transformers", "wrap")
 
 
 def _failpoints() -> Iterator[tuple[str, Any, str]]:
     """List every function and method of the observing wing: its name, its owner and the attribute."""
-    for module in [importlib.import_module(f"provenance.capture.{room}") for room in ROOMS] + [recorders]:
+    for module in [importlib.import_module(f"provenance.capture.{room}") for room in ROOMS] + [recorders, opening]:
         place = module.__name__.rpartition(".")[2]
         for name, value in vars(module).items():
             if isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
@@ -353,6 +354,10 @@ def _program(model: Any) -> list[Any]:
         return 2 * number if token else 0
 
     @provenance.record
+    def size(text: str) -> int:
+        return len(text)
+
+    @provenance.record
     async def later(number: int) -> int:
         return number + 1
 
@@ -374,7 +379,7 @@ def _program(model: Any) -> list[Any]:
 
     torch.manual_seed(0)
     with provenance.run(name="all", tags={"suite": "wrap"}):
-        doubled = twice(4, "plain text")
+        doubled = twice(4, "plain text") + size("large text " * 100_000)
     seen = [
         _scores(model),
         model.generate(models.tensor([0, 5], [6, 7]), max_new_tokens=2, do_sample=True, temperature=2.0),
