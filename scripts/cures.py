@@ -12,6 +12,8 @@ SAMPLING, TRAPS = "tests/determinism/test_sampling.py", "tests/determinism/test_
 PINS, PROBES, DOCTOR = "tests/determinism/test_pins.py", "tests/replay/test_probes.py", "tests/determinism/test_doctor.py"
 PROGRAM, TEXT, LOCK = "tests/cli/test_program.py", "tests/integrity/test_text.py", "tests/determinism/test_lock.py"
 
+CACHE, DRIFT, BASELINE = "tests/capture/test_cache.py", "tests/cli/test_drift.py", "tests/replay/test_baseline.py"
+
 # (source of divergence, usual advice, what is offered, tested in, cost)
 CURES: tuple[tuple[str, str, str, str, str], ...] = (
     ("random draws that start anywhere", "seed everything", "`seed_all(seed)`; `provenance run --seed N`", SEEDS,
@@ -67,6 +69,12 @@ CURES: tuple[tuple[str, str, str, str, str], ...] = (
      PROBES, "some 15 calls a prompt, once"),
     ("not knowing what matters here", "read all of this", "`provenance doctor`: what applies to this machine, worst first", DOCTOR, "nothing"),
     ("drivers, libraries, weights that change", "pin versions", "`provenance lock` and `provenance check`", LOCK, "nothing"),
+    ("a changed answer to a question that was answered before", "cache responses", "`cached(model)`: the first result for equal input, "
+     "settings and model is served, stored before the call returns", CACHE, "a look-up a call; docs/cache.md has the figures"),
+    ("not knowing how often outputs move", "watch production", "`provenance drift`: share of equal inputs that got unequal answers, with "
+     "intervals and change points; `drift probe` where traffic is thin; Prometheus counters", DRIFT, "counted by the writer"),
+    ("not knowing whether an upgrade moves outputs", "a regression set", "`provenance baseline record` and `check`", BASELINE,
+     "one call a frozen run"),
     ("texts that say the same in other characters", "compare by eye", "`normalize(text, profile)`", TEXT, "nothing at inference"),
 )  # fmt: skip
 

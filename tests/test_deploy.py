@@ -65,7 +65,9 @@ def test_every_variable_is_a_setting() -> None:
 
 
 def test_every_metric_that_the_page_names_is_served() -> None:
-    served = {name for name, _ in metrics.SEEN.values()} | {f"{name}_total" for name, _ in metrics.DONE.values()}
+    served = {name for name, _ in metrics.SEEN.values()} | {
+        f"{name}_total" for name, _ in (*metrics.DONE.values(), *metrics.PAIRED.values())
+    }
     served |= {"provenance_database_up", "provenance_writer_elected", "provenance_last_commit_timestamp_seconds"}
     named = set(re.findall(r"provenance_[a-z_]+", (DEPLOY / "README.md").read_text()))
     assert named == served

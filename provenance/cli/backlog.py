@@ -21,6 +21,7 @@ from provenance.store import database
 
 LOOK_SECONDS = 5.0
 FRAMES_LOOKED_AT = 32
+PAIRS = "select sum(pairs), sum(differed), sum(surface), sum(untold) from pair_hours"
 Positions = Mapping[bytes, tuple[int, int, int]]
 
 
@@ -38,6 +39,10 @@ class Backlog:
     damaged: int = 0
     free_bytes: int = 0
     dropped: int = 0  # records that recorders could not keep, as gap records in the database say
+    pairs: int = 0  # of equal inputs, and those whose outputs differ: see docs/drift.md
+    differed: int = 0
+    surface: int = 0
+    untold: int = 0
 
     def unwell(self, most_lag: float) -> str:
         """Say what is not as it should be, or nothing."""
@@ -54,7 +59,7 @@ class Backlog:
 
 def look(spots: Places) -> Backlog:
     """Look at a spool and its database once."""
-    positions, dropped, trouble = _ask(spots)
+    positions, counted, trouble = _ask(spots)
     segments = size = 0
     oldest = now = time.time()
     streams: set[str] = set()
@@ -73,14 +78,14 @@ def look(spots: Places) -> Backlog:
     calm = [bytes_ for path, bytes_ in aside if path.suffix == kept.KEPT]
     return Backlog(
         trouble, spool.alive(spots.spool / "writer.lock"), segments, size, max(0.0, now - oldest), len(calm), sum(calm),
-        len(aside) - len(calm), kept.free(spots.spool) if spots.spool.exists() else 0, dropped,
+        len(aside) - len(calm), kept.free(spots.spool) if spots.spool.exists() else 0, *counted,
     )  # fmt: skip
 
 
-def _ask(spots: Places) -> tuple[Positions, int, str]:
-    """Ask the database how far each stream is, and how much its recorders could not keep."""
+def _ask(spots: Places) -> tuple[Positions, tuple[int, ...], str]:
+    """Ask the database how far each stream is, how much its recorders could not keep, and how many pairs differ."""
     if spots.database is not None and not spots.database.exists():
-        return {}, 0, ""
+        return {}, (), ""
     try:
         engine = database.reading(spots.url, spots.database)
         try:
@@ -90,11 +95,13 @@ def _ask(spots: Places) -> tuple[Positions, int, str]:
                     orjson.loads(row[0])
                     for row in connection.execute(text("select detail from events where kind='gap'"))
                 ]
+                pairs = connection.execute(text(PAIRS)).one()
         finally:
             engine.dispose()
     except (ProvenanceError, DBAPIError) as error:
-        return {}, 0, (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return positions, sum(int(gap["last"]) - int(gap["first"]) + 1 for gap in gaps), ""
+        return {}, (), (str(error).strip().splitlines() or [type(error).__name__])[0]
+    dropped = sum(int(gap["last"]) - int(gap["first"]) + 1 for gap in gaps)
+    return positions, (dropped, *(int(count or 0) for count in pairs)), ""
 
 
 def _waiting(path: Path, positions: Positions) -> tuple[Scan, int]:

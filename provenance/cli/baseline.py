@@ -39,7 +39,7 @@ def record(
         raise typer.BadParameter("name runs, or give --from-tag TAG, or --last N.")
     path = baselines.place(name)
     _room(path)
-    given, dropped = _fit(_chosen(references or [], from_tag, last, db), strict=bool(references))
+    given, dropped = fitting(chosen(references or [], from_tag, last, db), strict=bool(references))
     kept, repeated = baselines.distinct(given)
     if not kept:
         raise UsageError("none of these runs can be replayed: " + (dropped[0] if dropped else "there are none."))
@@ -51,7 +51,8 @@ def record(
     return 0
 
 
-def _chosen(references: list[str], from_tag: str, last: int, db: str) -> list[Run]:
+def chosen(references: list[str], from_tag: str, last: int, db: str) -> list[Run]:
+    """Return the runs that are meant: those named, or the newest calls, all or with a tag. Raises UsageError."""
     runs = Runs(db)
     if references:
         return [run for reference in references for run, _ in runs.all(reference)]
@@ -62,7 +63,7 @@ def _chosen(references: list[str], from_tag: str, last: int, db: str) -> list[Ru
     return [queries.load(runs.engine, run_id) for run_id in found]
 
 
-def _fit(runs: list[Run], strict: bool) -> tuple[list[Run], list[str]]:
+def fitting(runs: list[Run], strict: bool) -> tuple[list[Run], list[str]]:
     """Part the runs that can be replayed from sentences about those that cannot, and about what they will need."""
     kept, told = [], []
     for run in runs:
@@ -116,10 +117,10 @@ def check(
     if fail_over is not None and not 0 <= fail_over <= 1:
         raise BadSetting(f"--fail-over is {fail_over}; write a share from 0 to 1, as 0.01.")
     held = baselines.read(name)
-    chosen = policy(held.runs, allow, vary, fail_on)
+    rules = policy(held.runs, allow, vary, fail_on)
     record_into(db)
     found = baselines.check(
-        held, model or None, chosen, own_switches=own_switches, fail_over=fail_over, told=progress
+        held, model or None, rules, own_switches=own_switches, fail_over=fail_over, told=progress
     )  # fmt: skip
     if junit is not None:
         cases = [case for result in found.results for case in result.told()]
@@ -127,11 +128,11 @@ def check(
     if json:
         render.emit(found.document())
     else:
-        _tell(found, explain)
+        tell(found, explain)
     return found.code
 
 
-def _tell(found: Check, explain: bool) -> None:
+def tell(found: Check, explain: bool) -> None:
     """Print a check: a line a run, what could not be restored, and the rate."""
     rows = [
         (result.verdict.replace("_", " "), result.original.run_id[:18], render.clip(_prompt(result.original), 28),

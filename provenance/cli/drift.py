@@ -1,5 +1,6 @@
 """drift: how often equal inputs gave unequal outputs, since when, and whether that is too often."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,18 +11,25 @@ from sqlalchemy import Engine
 from provenance.cli import render
 from provenance.cli.blame import moment
 from provenance.cli.opened import Db, Json, store
-from provenance.errors import BadSetting
+from provenance.cli.replay import Allow, Model, policy, progress, record_into
+from provenance.errors import BadSetting, UsageError
 from provenance.explain import drift as explained
 from provenance.explain import trend
 from provenance.explain.drift import Bucket, Series
 from provenance.store import drift as counts
 from provenance.store import queries
 
+PROBED = 20
 SHOWN = 5  # inputs that diverged last
 LABELS = 100
 
 
-def drift(
+drift = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+
+
+@drift.callback()
+def measure(
+    context: typer.Context,
     since: Annotated[str, typer.Option("--since", help="Only runs since: 2026-01-31, or 7d, 24h, 30m ago.")] = "",
     until: Annotated[str, typer.Option("--until", help="Only runs until then, in the same words.")] = "",
     by: Annotated[str, typer.Option("--by", help="Also apart by: model, host, gpu or version.")] = "",
@@ -36,6 +44,8 @@ def drift(
 
     Exit code 0: measured, and not over --fail-over; 1: over it, by the lower end of the interval; 3: too few pairs.
     """
+    if context.invoked_subcommand is not None:
+        return 0
     if by and by not in counts.BY:
         raise BadSetting(f"--by {by!r} is none of {', '.join(counts.BY)}.")
     if fail_over is not None and not 0 < fail_over < 1:
@@ -50,6 +60,52 @@ def drift(
     else:
         render.lines([*trend.lines(answer), *_latest(answer)])
     return explained.EXIT[answer["verdict"]]
+
+
+@drift.command("probe")
+def probe(
+    references: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs to ask again.")] = None,
+    from_tag: Annotated[str, typer.Option("--from-tag", metavar="TAG", help="Calls with this name or tag.")] = "",
+    last: Annotated[int, typer.Option("--last", min=1, max=1000, help="So many of the newest calls.")] = PROBED,
+    model: Model = "",
+    allow: Allow = None,
+    fail_over: Annotated[
+        float | None, typer.Option("--fail-over", metavar="RATE", help="Fail only if more sequences diverge: 0 to 1.")
+    ] = None,
+    json: Json = False,
+    db: Db = "",
+) -> int:
+    """Ask recorded questions again, for a service so quiet that equal inputs seldom meet, and count the answers.
+
+    Each call is made again as `replay` does it, its model loaded anew, and recorded as a run of kind `probe`, which
+    `drift` counts as traffic. Of calls that were made several times the newest stands; probes are not asked again.
+
+    Exit code 0: all answers held; 1: some did not, or the weights are others; 3: could not tell.
+    """
+    from provenance.cli import baseline
+    from provenance.replay import baseline as baselines
+    from provenance.replay.rerun import PROBE
+
+    if fail_over is not None and not 0 <= fail_over <= 1:
+        raise BadSetting(f"--fail-over is {fail_over}; write a share from 0 to 1, as 0.01.")
+    if references and from_tag:
+        raise BadSetting("name runs, or give --from-tag TAG, and not both.")
+    wanted = baseline.chosen(references or [], from_tag, 0 if references else last, db)
+    given, dropped = baseline.fitting(wanted, strict=bool(references))
+    for text in dropped:
+        sys.stderr.write(f"provenance: {render.visible(text.rstrip('.'))}.\n")
+    kept, _ = baselines.distinct(given)
+    if not kept:
+        raise UsageError("none of these runs can be asked again.")
+    rules = policy(kept, allow, None, "")
+    record_into(db)
+    held = baselines.Baseline("drift probe", Path(), tuple(kept), PROBE)
+    found = baselines.check(held, model or None, rules, fail_over=fail_over, told=progress)
+    if json:
+        render.emit(found.document())
+    else:
+        baseline.tell(found, explain=False)
+    return found.code
 
 
 def _span(since: str, until: str) -> counts.Span:

@@ -28,6 +28,13 @@ DONE = {
     "drained": ("provenance_drained_records", "Records moved into the database by this process."),
     "errors": ("provenance_errors", "Failures of the database that this process met; each was tried again."),
 }
+# Counters over the life of the database, by the name of what the watch sees; the rate of divergence is made of them.
+PAIRED = {
+    "pairs": ("provenance_pairs", "Pairs of runs with equal input, settings and tensors."),
+    "differed": ("provenance_differing_pairs", "Of those, the ones whose outputs differ."),
+    "surface": ("provenance_surface_pairs", "Of those that differ, the ones that are equal once evened out."),
+    "untold": ("provenance_untold_pairs", "Of those that differ, the ones whose texts were not kept."),
+}
 
 
 class Teller:
@@ -43,6 +50,8 @@ class Teller:
         seen = self.watch.seen
         for key, (name, text) in SEEN.items():
             yield GaugeMetricFamily(name, text, value=getattr(seen, key))
+        for key, (name, text) in PAIRED.items():
+            yield CounterMetricFamily(name, text, value=getattr(seen, key))
         for key, (name, text) in DONE.items():
             yield CounterMetricFamily(name, text, value=getattr(self.progress, key))
         yield GaugeMetricFamily("provenance_database_up", "Whether the database answers.", value=not seen.trouble)

@@ -36,6 +36,7 @@ class Baseline:
     name: str
     path: Path
     runs: tuple[Run, ...]
+    kind: str = rerun.REPLAY  # of the runs that a check makes
 
 
 # -- the file ---------------------------------------------------------------------------------------
@@ -224,6 +225,6 @@ def check(
         once = load.Once(runs[0], source)  # the one before is let go of first
         for run in runs:
             told(f"replaying {run.run_id[:18]}")
-            made[run.run_id] = rerun.rerun(run, once, policy.allowed, own_switches=own_switches)
+            made[run.run_id] = rerun.rerun(run, once, policy.allowed, own_switches=own_switches, kind=held.kind)
     rerun.fetch(list(made.values()))
     return Check(held.name, [judge(made[run.run_id], policy) for run in held.runs], fail_over)

@@ -26,6 +26,9 @@ Named = Callable[[str], bool]
 NOT_RUN = frozenset({"weights.loaded_root", "weights.files_root"})  # other weights: the answer is known without a run
 
 
+REPLAY, PROBE = "replay", "probe"
+
+
 @dataclass(slots=True)
 class Rerun:
     """What became of one replay: its run, or why there is none, and what was not as in the original."""
@@ -49,9 +52,12 @@ def refused(lost: Sequence[Lost], allowed: Named) -> list[Lost]:
 
 
 def rerun(
-    original: Run, loading: Callable[[], Loaded], allowed: Named = lambda _: False, *, own_switches: bool = False
-) -> Rerun:
+    original: Run, loading: Callable[[], Loaded], allowed: Named = lambda _: False, *, own_switches: bool = False,
+    kind: str = REPLAY,
+) -> Rerun:  # fmt: skip
     """Make a recorded call again, and record it. ``loading`` gives its model, and is asked only if it can be made.
+
+    ``kind`` is that of the new run: ``replay``, or ``probe`` for one that counts as traffic.
 
     Raises UsageError for a run that is no `generate` of transformers, or where nothing can be recorded, and what
     loading raises.
@@ -74,11 +80,11 @@ def rerun(
         made.lost += missing
         made.refused = refused(missing, allowed)
         if not made.refused:
-            _generate(made, plan, loaded)
+            _generate(made, plan, loaded, kind)
     return made
 
 
-def _generate(made: Rerun, plan: Plan, loaded: Loaded) -> None:
+def _generate(made: Rerun, plan: Plan, loaded: Loaded, kind: str) -> None:
     model, before = loaded.model, loaded.model.generation_config
     own, arguments = _settings(plan, made.lost)
     arguments |= _inputs(plan, loaded)
@@ -89,7 +95,7 @@ def _generate(made: Rerun, plan: Plan, loaded: Loaded) -> None:
     try:
         wrap.wrap(model, loaded.tokenizer)
         with call.run(tags={TAG: made.original.run_id}) as block:
-            block.kind = "replay"
+            block.kind = kind
             try:
                 with warnings.catch_warnings():  # the original has warned whom it concerns
                     warnings.simplefilter("ignore")

@@ -21,7 +21,7 @@ from provenance.integrity import values
 from provenance.integrity.canonical import restore
 
 SCHEMA = "provenance/run/1"
-KINDS = ("call", "replay", "cached")
+KINDS = ("call", "replay", "probe", "cached")
 MAX_DEPTH = 64
 MOST = (1 << 63) - 1
 ROWS = 1 << 31

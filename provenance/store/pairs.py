@@ -55,8 +55,8 @@ class Pairs:
         self.came: dict[bytes, list[tuple[Half, int, int]]] = {}  # with hour and model
 
     def meet(self, group: bytes, run: dict[str, Any], sequence: dict[str, Any]) -> None:
-        """Note that a sequence has come into its group. What was run again on purpose is no traffic."""
-        if run["kind"] == "call":
+        """Note that a sequence has come into its group. A replay is no traffic; a probe stands in for it."""
+        if run["kind"] in ("call", "probe"):
             half = Half(run["id"], sequence["prompt_index"], sequence["return_index"], bytes(sequence["output_key"]),
                         run["environment"] or 0)  # fmt: skip
             self.came.setdefault(group, []).append((half, run["started_at"] // HOUR, run["model"] or NO_MODEL))

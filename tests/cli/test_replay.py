@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = {**os.environ, **places(place)}
     for kind in ("nightly", "memory", "digest"):
         code = [sys.executable, "-c", PROGRAM, kind]
-        done = subprocess.run(code, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(code, cwd=place, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     return place
 
@@ -234,3 +234,30 @@ def test_nothing_of_a_replay_is_loaded_before_it_is_asked_for(python: Command) -
     assert python(code).returncode == 0
     code = "import sys, provenance.cli.diff; sys.exit('provenance.replay' in sys.modules)"
     assert python(code).returncode == 0
+
+
+def test_a_probe_asks_again_and_counts_as_traffic(work: Path, command: Command) -> None:
+    """Every second answer to a question makes a pair; a replay makes none."""
+
+    def pairs() -> tuple[int, int]:
+        found = json.loads(command("drift", "--json").stdout)["raw"]
+        return found["pairs"], found["differed"]
+
+    counts = [pairs()]
+    assert command("replay", "last").returncode in (0, 1, 3)
+    assert pairs() == counts[0]
+    for _ in range(2):
+        asked = command("drift", "probe", "--from-tag", "nightly", "--json")
+        assert asked.returncode == 0, asked.stderr
+        assert [run["verdict"] for run in json.loads(asked.stdout)["runs"]] == ["same", "same"]
+        counts.append(pairs())
+    assert counts[2] == (counts[0][0] + 4, 0)  # two questions of two rows
+    assert json.loads(command("sql", "--json", "select count(*) n from runs where kind='probe'").stdout) == [{"n": 4}]
+    assert command("drift", "probe", "nothing", "--from-tag", "nightly").returncode == 2
+
+
+def test_a_probe_finds_what_moved(work: Path, command: Command) -> None:
+    another(work / "ck")
+    asked = command("drift", "probe", "--from-tag", "nightly", "--allow", "weights")
+    assert asked.returncode == 1, asked.stdout
+    assert "4 of 4 sequences diverged" in asked.stdout

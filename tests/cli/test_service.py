@@ -22,7 +22,7 @@ from provenance.writer import Progress
 from tests.conftest import Command
 from tests.fakes import records as fake
 from tests.fakes.postgres import Server
-from tests.fakes.records import Calls, drained, is_one_sentence, one
+from tests.fakes.records import Calls, drained, ids, is_one_sentence, one, text
 
 
 @pytest.fixture
@@ -85,6 +85,25 @@ def life(spots: Places) -> None:
     calls.call(1)
     calls.note("gap", fake.NOTHING, b'{"first":900,"last":906,"reason":"full"}')
     calls.close()
+
+
+def test_the_rate_of_divergence_can_be_made_of_what_it_serves(
+    spots: Places, service: Callable[..., "tuple[subprocess.Popen[str], str]"]
+) -> None:
+    calls = Calls(spots.spool)
+    calls.prints()
+    root = calls.weights()
+    for n, answer in enumerate(("a", "a", "a", "b")):
+        begin = {"payloads": (ids("prompt.ids", [1]),)}
+        calls.call(
+            n, begin, weights=root, payloads=(ids("output.ids", list(answer.encode())), text("output.text", answer))
+        )
+    calls.close()
+    _, url = service()
+    eventually(lambda: values(url)["provenance_pairs_total"] == 2)
+    found = values(url)
+    names = ("differing", "surface", "untold")
+    assert [found[f"provenance_{name}_pairs_total"] for name in names] == [1, 0, 0]
 
 
 def test_it_drains_tells_and_ends_with_0_when_told(

@@ -22,7 +22,7 @@ from provenance.errors import NoDatabase, StoreAway, StoreError, UsageError, Wri
 from provenance.facts import SequenceEnd
 from provenance.journal import spool
 from provenance.settings import Places
-from provenance.store import database, tables
+from provenance.store import database, results, tables
 from tests.conftest import ROOT, Command
 from tests.fakes import records as fake
 from tests.fakes.postgres import PORT, Server
@@ -295,18 +295,21 @@ def test_minus_zero_infinity_and_text_with_nul_read_back(spots: Places) -> None:
 # -- who may do what ----------------------------------------------------------------------------------
 
 
+ROLES = ("provenance_writer", "provenance_reader", "provenance_cache")
+
+
 @pytest.fixture
 def roles(spots: Places, server: Server) -> Iterator[dict[str, str]]:
     """Return the URLs of the roles of docs/postgres.md, with passwords."""
     name = spots.url.split("/")[3].split("?")[0]
     page = (ROOT / "docs" / "postgres.md").read_text()
     (block,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    for role in ("provenance_writer", "provenance_reader"):
+    for role in ROLES:
         server.execute(f"create role {role} login password 'p4ss-{role}'")
     for statement in filter(str.strip, block.split(";")):
         server.execute(statement, name)
-    yield {role: server.url(name, role, f"p4ss-{role}") for role in ("provenance_writer", "provenance_reader")}
-    for role in ("provenance_writer", "provenance_reader"):
+    yield {role: server.url(name, role, f"p4ss-{role}") for role in ROLES}
+    for role in ROLES:
         server.execute(f"drop owned by {role}", name)
         server.execute(f"drop role {role}")
 
@@ -335,7 +338,7 @@ def test_a_writer_needs_no_more_than_its_role_and_a_reader_only_reads(spots: Pla
     assert cli.query(reader, "select count(*) from run_overview", 5)[1] == [(3,)]
 
 
-@pytest.mark.parametrize("role", ["provenance_writer", "provenance_reader"])
+@pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
     "statement",
     ["delete from runs", "delete from payloads", "update payloads set data = ''", "update log_entries set leaf = ''",
@@ -343,11 +346,32 @@ def test_a_writer_needs_no_more_than_its_role_and_a_reader_only_reads(spots: Pla
      "truncate events", "drop table runs", "create table more(a int)", "alter table runs add column a int",
      "update alembic_version set version_num = '9'", "delete from streams"],
 )  # fmt: skip
-def test_neither_role_can_delete_or_alter_evidence(roles: dict[str, str], role: str, statement: str) -> None:
+def test_no_role_can_delete_or_alter_evidence(roles: dict[str, str], role: str, statement: str) -> None:
     engine = database.writing(roles[role], None)
     with pytest.raises(Exception, match=r"permission denied|must be owner|read-only"), engine.begin() as connection:
         connection.execute(sql_text(statement))
     engine.dispose()
+
+
+def test_first_results_need_a_role_of_their_own_and_go_by_age_and_size(roles: dict[str, str]) -> None:
+    shelf = results.Shelf(roles["provenance_cache"], None)
+    keys = [bytes([n]) * 32 for n in range(4)]
+    data = [random.Random(n).randbytes(4000) for n in range(4)]
+    for n in range(3):
+        first = results.First(data[n], f"run-{n}", n + 1)
+        assert shelf.put(keys[n], first, most=1 << 20) == first
+        assert shelf.put(keys[n], results.First(b"later", "other", n + 9), most=1 << 20) == first, (
+            "the first one stands"
+        )
+    shelf.put(keys[3], results.First(data[3], "run-3", 9), most=9000)
+    found = [shelf.get(key) for key in keys]
+    assert [item and item.data for item in found] == [None, None, *data[2:]], "the oldest go"
+    assert shelf.get(keys[2], oldest=5) is None
+    shelf.forget()
+    barred = results.Shelf(roles["provenance_writer"], None)
+    with pytest.raises(Exception, match="permission denied"):
+        barred.put(keys[0], results.First(b"x", "run", 1), most=1 << 20)
+    barred.forget()
 
 
 def test_a_writer_without_rights_holds_everything_back_and_refuses_no_record(
