@@ -233,7 +233,7 @@ class Recorder:
     def flush(self, seconds: float = 30.0) -> bool:
         """Wait until background hashing is done and the database holds what was recorded.
 
-        Returns False where that took longer than ``seconds``.
+        Returns False where that took longer than ``seconds``, or the database cannot be written to: that is said once.
         """
         from provenance import writer
 
@@ -241,7 +241,11 @@ class Recorder:
         for job in list(self.jobs):
             if job.name != "provenance-writer":
                 job.join(max(0.0, limit - time.monotonic()))
-        return writer.drain(self.places, max(0.1, limit - time.monotonic()))
+        try:
+            return writer.drain(self.places, max(0.1, limit - time.monotonic()))
+        except Exception as error:  # the program that is recorded goes on
+            self._watch.say(child.said(error))
+            return False
 
     def close(self) -> None:
         """End the stream: stop background work, free the lock, leave the writer running until all is drained."""

@@ -1,4 +1,6 @@
-"""Ends that came before their starts are held until those come, and large payloads are kept in pieces."""
+"""Ends that came before their starts are held, large payloads lie in pieces, functions show where they diverged."""
+
+import re
 
 import sqlalchemy as sa
 from alembic import op
@@ -33,6 +35,28 @@ def upgrade() -> None:
     codecs = sa.table("codecs", sa.column("id"), sa.column("kind"))
     if op.get_bind().execute(sa.select(codecs.c.id).limit(1)).first():  # a fresh store gets all of them from its writer
         op.bulk_insert(codecs, [{"id": 4, "kind": "blob by SHA-256"}])
+
+    _show_functions()
+
+
+def _show_functions() -> None:
+    """Let the view of inputs that diverged show those of recorded functions too, which have no weights."""
+    connection = op.get_bind()
+    server = connection.dialect.name == "postgresql"
+    where = (
+        "pg_get_viewdef('diverged_inputs'::regclass)"
+        if server
+        else "sql from sqlite_master where name = 'diverged_inputs'"
+    )
+    text = str(connection.execute(sa.text("select " + where.replace(":", "\\:"))).scalar_one())
+    joined, count = re.subn(r"\bjoin\s+weights\b", "left join weights", text, flags=re.IGNORECASE)
+    if count != 1:
+        raise RuntimeError("the view diverged_inputs is not as it was made")
+    if server:
+        op.execute(sa.text(f"create or replace view diverged_inputs as {joined}".replace(":", "\\:")))
+    else:
+        op.execute("drop view diverged_inputs")
+        op.execute(sa.text(joined.replace(":", "\\:")))
 
 
 def downgrade() -> None:

@@ -33,7 +33,8 @@ def init(
 def flush(seconds: float = 30.0) -> bool:
     """Wait until weights are hashed and the database holds everything recorded so far.
 
-    Returns False where that took longer than ``seconds``, or where nothing is recorded in this process.
+    Returns False where that took longer than ``seconds``, where the database cannot be written to, which is said once,
+    or where nothing is recorded in this process.
     Programs that end need not call it: the spool keeps everything, and whoever reads the database drains it
     first.
     """

@@ -14,13 +14,16 @@ from provenance import recorder as recorders
 from provenance.capture.call import ACTIVE, Call
 from provenance.facts import FINISHES, OCTETS, ROLE, VALUE, Field, Payload, SequenceEnd, State
 from provenance.integrity import media
-from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, named, scrub_large, unsaid, withheld
-from provenance.integrity.values import encode
+from provenance.integrity.objects import plain, type_name
+from provenance.integrity.secrets import ARGUMENTS, GONE, TAKEN, UNKEPT, named, scrub_large, unsaid, withheld
+from provenance.integrity.values import Cut, encode
+from provenance.privacy import FULL
 from provenance.recorder import START, Harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
 PARTS = 1 << 16
+STATE_MOST, TEXT_MOST = 32, 200  # attributes of an object that are recorded, characters of one
 RETURNED = FINISHES.index("returned")
 END = "the end of a call"
 
@@ -49,10 +52,12 @@ def record(function: Any = None, *, name: str = "") -> Any:
 def record_as(function: Any, name: str) -> Any:
     """Choose the wrapper that fits the kind of function."""
     label = name or getattr(function, "__qualname__", type(function).__qualname__)
-    secret: tuple[tuple[int, str], ...] = ()
+    places: tuple[str, ...] = ()
     with Harmless("the names of a function's parameters"):
-        secret = _secret_places(function)
-    operation = Operation(label, secret)
+        places = _places(function)
+    # An argument by place has no name beside it that would say that it is secret.
+    secret = tuple((place, name) for place, name in enumerate(places) if named(name))
+    operation = Operation(label, secret, bound=places[:1] in (("self",), ("cls",)))
     if inspect.isasyncgenfunction(function):
         return _async_generator(function, operation)
     if inspect.isgeneratorfunction(function):
@@ -67,16 +72,16 @@ class Operation(NamedTuple):
 
     name: str
     secret: tuple[tuple[int, str], ...]
+    bound: bool = False  # the first argument is the object whose method it is
 
 
-def _secret_places(function: Any) -> tuple[tuple[int, str], ...]:
-    """Return place and name of the parameters whose names are secret: an argument by place has no name beside it."""
+def _places(function: Any) -> tuple[str, ...]:
+    """Return the names of the parameters that take an argument by place."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = [item.name for item in inspect.signature(function).parameters.values() if item.kind in kinds]
+        return tuple(item.name for item in inspect.signature(function).parameters.values() if item.kind in kinds)
     except (TypeError, ValueError):  # built in: it tells no names
         return ()
-    return tuple((place, name) for place, name in enumerate(given) if named(name))
 
 
 def _open(args: tuple[Any, ...], secret: tuple[tuple[int, str], ...]) -> tuple[Any, ...]:
@@ -91,21 +96,37 @@ def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     call = Call(recorder, RUNTIME, operation.name)
     shown = _open(args, operation.secret) if operation.secret else args
+    facts: dict[str, Field] = {}
+    if operation.bound and args:  # what it holds is a setting of the call, and no part of what it was asked
+        shown = (Cut(type_name(type(args[0]))), *shown[1:])
+        facts = _state(args[0], recorder.settings.capture == FULL)
     given = {"args": shown, "kwargs": kwargs} if kwargs else {"args": shown}
-    payloads, lost = _kept(given, ROLE["arguments"], ROLE["prompt.media"])
-    facts = {}
-    if lost or shown is not args:  # who compares must not take two such inputs for equal
-        facts[ARGUMENTS] = Field(ARGUMENTS, None, State.REDACTED, TAKEN.format("arguments"), RUNTIME)
+    payloads, why = _kept(given, ROLE["arguments"], ROLE["prompt.media"], "arguments")
+    hidden = operation.secret and GONE.decode() in [item for item in shown if type(item) is str]
+    if why or hidden:  # who compares must not take two such inputs for equal
+        secret = hidden or why == TAKEN.format("arguments")
+        state = State.REDACTED if secret else State.UNKNOWN
+        facts[ARGUMENTS] = Field(ARGUMENTS, None, state, TAKEN.format("arguments") if secret else why, RUNTIME)
     call.begin(payloads, facts, 1, None, 0)
     return call
 
 
-def _kept(value: Any, role: int, beside: int) -> tuple[tuple[Payload, ...], bool]:
-    """Return what may be written of a value, and whether a secret was taken out of it.
+def _state(owner: Any, texts: bool) -> dict[str, Field]:
+    """Return the plain attributes of the object whose method is called, as fields: texts only where content is kept."""
+    found = {}
+    for name, value in plain(owner, STATE_MOST).items():
+        if type(value) is not str or (texts and len(value) <= TEXT_MOST):
+            field = Field(f"self.{name}", value, source=RUNTIME)
+            found[field.name] = Field.secret(field.name, RUNTIME) if withheld(name, value) else field
+    return found
+
+
+def _kept(value: Any, role: int, beside: int, what: str) -> tuple[tuple[Payload, ...], str]:
+    """Return what may be written of a value, and why it cannot be told what it equals, if it cannot.
 
     One payload is the value; one each is what is large in it, or a medium of its own.
     """
-    aside: list[media.Aside] = []
+    aside = media.Beside()
     data = unsaid(value, aside)
     lost = GONE in data and data != encode(value, [])
     payloads = [Payload(role, VALUE, data)]
@@ -116,7 +137,7 @@ def _kept(value: Any, role: int, beside: int) -> tuple[tuple[Payload, ...], bool
             content = scrub_large(item.data) if media.readable(item) else item.data
         lost = lost or content != item.data
         payloads.append(Payload(beside, OCTETS, content, part=part))
-    return tuple(payloads), lost
+    return tuple(payloads), TAKEN.format(what) if lost else UNKEPT.format(what, aside.lost) if aside.lost else ""
 
 
 def _finish(call: Call | None, value: Any) -> None:
@@ -124,8 +145,8 @@ def _finish(call: Call | None, value: Any) -> None:
         return
     call.mark()
     end = SequenceEnd(0, 0, 0, 0, 0, RETURNED, float("nan"), 0)
-    payloads, lost = _kept(value, ROLE["output.value"], ROLE["output.media"])
-    call.finish((end,), payloads, {"output": TAKEN.format("result")} if lost else {})
+    payloads, why = _kept(value, ROLE["output.value"], ROLE["output.media"], "result")
+    call.finish((end,), payloads, {"output": why} if why else {})
 
 
 def _fail(call: Call | None, error: BaseException) -> None:

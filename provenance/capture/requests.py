@@ -34,8 +34,6 @@ KIND = "provenance/cached/v1"
 SERVED = "served from the cache"
 ENVIRONMENTS = ("class", "exact", "any")
 POLL_SECONDS = 0.005
-# A digest over whatever is mapped by now, which grows with the first calls: each library of weight has its own field.
-GROWS = {"lib.shadowed_libs_digest"}
 OF_PROCESS = {"_from_model_config", "_original_object_hash"}  # of a configuration: says nothing of what it sets
 
 
@@ -116,10 +114,7 @@ def _class(document: bytes) -> bytes:
     kept = {
         name: {key: value for key, value in item.document().items() if key != "source"}
         for name, item in Fingerprint.read(document).fields.items()
-        if name not in GROWS
-        and spec(name).effect != "none"
-        and item.state in (State.VALUE, State.UNSET, State.UNKNOWN)
-        and not item.unloaded
+        if spec(name).effect != "none" and item.state in (State.VALUE, State.UNSET, State.UNKNOWN) and not item.unloaded
     }
     return digests.leaf_hash(canonical(kept))
 

@@ -135,6 +135,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("seed.watermark", "seeds_rng", "parameters", "call", "semantic", 1, "watermark", "config", "-"),
     # input
     Spec("input.token_ids_sha256", "input", "input", "call", "semantic", 5, "always", "replay same ids", "first thing to compare"),
+    Spec("self.NAME", "input", "parameters", "call", "semantic", 3, "always", "attribute of the object", "a number, a truth or a short text that the object of a recorded method holds"),
     Spec("input.token_ids", "input", "input", "call", "semantic", 5, "always", "replay", "full I/O is required"),
     Spec("input.messages_sha256", "input", "input", "call", "semantic", 4, "chat", "replay", "-"),
     Spec("input.rendered_prompt_sha256", "input", "input", "call", "semantic", 4, "chat", "replay", "date or tools slipped in"),

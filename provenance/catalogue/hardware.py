@@ -153,7 +153,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("lib.psutil.version", "libraries", "environment", "process", "none", 0, "always", "other virtual environment or image", "only our own reading"),
     Spec("lib.all_digest", "libraries", "environment", "process", "numeric", 2, "always", "other virtual environment or image", "catches packages nobody listed"),
     Spec("lib.editable_installs", "libraries", "environment", "process", "semantic", 3, "always", "other virtual environment or image", "a local edit keeps the version number"),
-    Spec("lib.shadowed_libs_digest", "libraries", "environment", "process", "numeric", 2, "device.cuda", "other virtual environment or image", "shows LD_LIBRARY_PATH swaps"),
+    Spec("lib.shadowed_libs_digest", "libraries", "environment", "process", "numeric", 2, "device.cuda", "other virtual environment or image", "libraries of one name loaded from two places, as LD_LIBRARY_PATH swaps cause"),
     Spec("loaded.cudnn.version", "libraries", "environment", "process", "numeric", 3, "device.cuda", "other library", "cuDNN as the loaded copy reports itself"),
     Spec("loaded.nccl.version", "libraries", "environment", "process", "numeric", 3, "distributed", "other library", "NCCL as the loaded copy reports itself"),
     Spec("loaded.openmp.runtime", "libraries", "environment", "process", "numeric", 1, "device.cpu", "other library", "which OpenMP runtime divides the work"),

@@ -16,6 +16,7 @@ from provenance.errors import BadSetting, UsageError
 from provenance.explain import drift as explained
 from provenance.explain import trend
 from provenance.explain.drift import Bucket, Series
+from provenance.facts import Run
 from provenance.store import drift as counts
 from provenance.store import queries
 
@@ -88,15 +89,7 @@ def probe(
 
     if fail_over is not None and not 0 <= fail_over <= 1:
         raise BadSetting(f"--fail-over is {fail_over}; write a share from 0 to 1, as 0.01.")
-    if references and from_tag:
-        raise BadSetting("name runs, or give --from-tag TAG, and not both.")
-    wanted = baseline.chosen(references or [], from_tag, 0 if references else last, db)
-    given, dropped = baseline.fitting(wanted, strict=bool(references))
-    for text in dropped:
-        sys.stderr.write(f"provenance: {render.visible(text.rstrip('.'))}.\n")
-    kept, _ = baselines.distinct(given)
-    if not kept:
-        raise UsageError("none of these runs can be asked again.")
+    kept = _questions(references or [], from_tag, last, db)
     rules = policy(kept, allow, None, "")
     record_into(db)
     held = baselines.Baseline("drift probe", Path(), tuple(kept), PROBE)
@@ -106,6 +99,23 @@ def probe(
     else:
         baseline.tell(found, explain=False)
     return found.code
+
+
+def _questions(references: list[str], from_tag: str, last: int, db: str) -> list[Run]:
+    """Return the runs to be asked again, each question once. Raises BadSetting or UsageError."""
+    from provenance.cli import baseline
+    from provenance.replay import baseline as baselines
+
+    if references and from_tag:
+        raise BadSetting("name runs, or give --from-tag TAG, and not both.")
+    wanted = baseline.chosen(references, from_tag, 0 if references else last, db)
+    given, dropped = baseline.fitting(wanted, strict=bool(references))
+    for text in dropped:
+        sys.stderr.write(f"provenance: {render.visible(text.rstrip('.'))}.\n")
+    kept, _ = baselines.distinct(given)
+    if not kept:
+        raise UsageError("none of these runs can be asked again.")
+    return kept
 
 
 def _span(since: str, until: str) -> counts.Span:

@@ -14,6 +14,7 @@ from typing import Any
 
 from provenance.catalogue.fields import table
 from provenance.facts import Field, State
+from provenance.fingerprint.reading import unnamed, users
 from provenance.integrity.secrets import tells
 
 # Values of these hold paths; equal content at another place is no difference, but the path itself is a fact.
@@ -60,4 +61,5 @@ def field(name: str, value: str | None) -> Field:
         return Field.secret(key, "environment")
     if name.endswith("VISIBLE_DEVICES"):
         value = UUID.sub(lambda match: f"{match[1]}sha256:{hashlib.sha256(match[0].encode()).hexdigest()[:16]}", value)
+    value = unnamed(value, os.path.expanduser("~"), users(os.environ)) if "/" in value else value
     return Field(key, value[:LIMIT], State.VALUE, "", "environment")

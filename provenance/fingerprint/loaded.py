@@ -76,11 +76,23 @@ def fields() -> list[Field]:
         places[name] = path
         found.append(read(f"loaded.{name}", _bound(identity, path), "maps"))
         found.append(Field(f"loaded.{name}.path", short_path(path, os.path.expanduser("~")), source="maps"))
-    names = sorted({f"{path.rpartition('/')[2]}" for path in paths})
-    whole = file_digest("\n".join(names).encode("utf-8", "surrogateescape"))
-    found.append(Field("lib.shadowed_libs_digest", whole, source="maps"))
+    found.append(read("lib.shadowed_libs_digest", lambda: _shadowed(paths), "maps"))
     found += [read(name, _bound(ask, places.get(library, "")), "library") for name, (library, ask) in VERSIONS.items()]
     return found + [read(name, reader, "files") for name, reader in CACHES.items()]
+
+
+def _shadowed(paths: list[str]) -> str:
+    """Digest the names of libraries that are there from two places at once: which of them is used, chance decides.
+
+    Modules of Python are none: those of two packages may bear one name.
+    """
+    places: dict[str, set[str]] = {}
+    for path in paths:
+        places.setdefault(path.rpartition("/")[2], set()).add(path)
+    twice = sorted(name for name, found in places.items() if len(found) > 1 and name.startswith("lib"))
+    if not twice:
+        raise Moot("no library is loaded from two places")
+    return file_digest("\n".join(twice).encode("utf-8", "surrogateescape"))
 
 
 def _bound(function: Callable[[str], object], path: str) -> Reader:

@@ -5,6 +5,8 @@ where the field has no meaning here; any other exception becomes an unknown fiel
 and never imports a framework, never initialises a device.
 """
 
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +17,8 @@ from provenance.integrity.secrets import scrub, tells, withheld
 
 Reader = Callable[[], object]
 REASON_CHARS = 160
+COMMON_NAMES = {"root", "user", "admin", "app", "home", "nobody", "ubuntu", "debian", "runner", "jovyan", "service",
+                "model", "models", "data", "python", "worker", "jenkins", "docker", "ec2-user", "vscode"}  # fmt: skip
 
 
 class Moot(Exception):
@@ -103,3 +107,30 @@ def short_path(path: str, home: str) -> str:
     '~/models/x'
     """
     return "~" + path[len(home) :] if home not in ("", "/") and (path + "/").startswith(home + "/") else path
+
+
+def unnamed(text: str, home: str, users: Iterable[str]) -> str:
+    """Return paths without the home and the name of a user, wherever they stand in a value.
+
+    >>> unnamed("/home/ann/lib:/opt/lib:/tmp/torchinductor_ann", "/home/ann", ["ann"])
+    '~/lib:/opt/lib:/tmp/torchinductor_[user]'
+    """
+    if "/" not in text:
+        return text
+    if home not in ("", "/"):
+        text = re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?=[/:;,\s\"']|$)", "~", text)
+    for user in users:
+        text = re.sub(rf"(?<=[/_.-]){re.escape(user)}(?=[/:;,_.\s\"'-]|$)", "[user]", text)
+    return text
+
+
+def users(environ: Mapping[str, str]) -> list[str]:
+    """Return what the user of this process is called; names that many have say nothing and are left out."""
+    names = {environ.get("USER", ""), environ.get("LOGNAME", ""), os.path.basename(environ.get("HOME", ""))}
+    try:
+        import pwd
+
+        names.add(pwd.getpwuid(os.getuid()).pw_name)
+    except (ImportError, KeyError):  # a user whom the system does not know, in a container
+        pass
+    return sorted(name for name in names if len(name) > 2 and name.lower() not in COMMON_NAMES)

@@ -26,6 +26,12 @@ class Aside(NamedTuple):
     text: bool
 
 
+class Beside(list[Aside]):
+    """What was put aside, and the type of the first thing that could not be kept at all."""
+
+    lost: str = ""
+
+
 def put(aside: list[Aside], item: Aside, head: dict[str, object]) -> object:
     """Put something aside, and return what stands in the value for it."""
     aside.append(item)

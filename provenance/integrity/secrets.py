@@ -17,12 +17,14 @@ from provenance.integrity.names import named, withheld
 from provenance.integrity.pairs import GONE
 from provenance.integrity.values import encode
 
-__all__ = ["ARGUMENTS", "GONE", "TAKEN", "holds", "known", "label", "lost", "named", "ordinary", "said", "scrub",
-           "scrub_large", "tells", "unsaid", "withheld", "without_password"]  # fmt: skip
+__all__ = ["ARGUMENTS", "GONE", "TAKEN", "UNKEPT", "holds", "known", "label", "lost", "named", "ordinary", "said",
+           "scrub", "scrub_large", "tells", "unsaid", "withheld", "without_password"]  # fmt: skip
 
 # Long runs are possessive or bounded: hostile text must cost no more than its length.
 # Where a secret was taken out of what a call was given or gave: such inputs and outputs equal none.
 ARGUMENTS, TAKEN = "input.arguments", "a secret was taken out of the {}"
+# Where something cannot be kept at all, and equality cannot be told either.
+UNKEPT = "the {} hold something of type {}, which cannot be kept"
 # How the keys of known makers begin: with a sign behind it, in any case; some only where digits follow, for names of
 # packages begin so too; and some as they are.
 SIGNED = ("sk-", "sk_", "hf_", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "xoxa-", "xoxb-",

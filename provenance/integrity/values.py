@@ -10,17 +10,17 @@ which whatever JSON cannot say is a tagged object ``{"$": tag, "v": ...}``:
     array                                      a small array: dtype, shape, little-endian bytes
     aside                                      large or a medium of its own: what it is; its bytes stand elsewhere
     nodes, at                                  what lies deeper than 60 levels, as a flat table
+    fields                                     an object: type name and what its attributes hold
     cycle, object                              cut: a reference upward, or a type name and a safe repr
 
-``decode(encode(x)) == x`` is held by a property test; what was cut decodes to a `Cut`. No code of the
-value's own is run: no ``__repr__``, ``__iter__`` or ``__getattr__`` written in Python by a stranger.
+``decode(encode(x)) == x`` is held by a property test; an object decodes to a `Kept`, what was cut to a `Cut`. No code
+of the value's own is run: no ``__repr__``, ``__iter__`` or ``__getattr__`` written in Python by a stranger.
 """
 
 import base64
 import ctypes
 import functools
 import math
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,28 +28,17 @@ from typing import Any
 
 import orjson
 
-from provenance.integrity.media import GIVEN, LARGE, MEDIUM, TENSOR, Aside, put, put_back, sized
+from provenance.integrity import objects
+from provenance.integrity.media import GIVEN, LARGE, MEDIUM, TENSOR, Aside, Beside, put, put_back, sized
 
 VERSION = 1
 SAFE = 2**53
 DEEP = 60
 ARRAY_BYTES = 65536
-REPR_CHARS = 200
-# An address says nothing and differs from process to process.
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # A value that shares its parts may unfold without end: what lies beyond this many containers is cut.
 CONTAINERS_MOST = 250_000
-# Types that print themselves without surprises; anybody else's __repr__ is never called. Whatever prints what it
-# holds (a view of a dict, an exception, a bound method, an array of objects) is not among them.
-TRUSTED = {"decimal", "enum", "fractions", "pathlib", "re", "uuid", "numpy.dtypes"}
-PRINTABLE = {
-    "builtins": {"builtin_function_or_method", "ellipsis", "function", "generator", "coroutine", "NotImplementedType",
-                 "object", "range", "type"},
-    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
-    "numpy": {"bool", "bool_", "complex64", "complex128", "datetime64", "float16", "float32", "float64", "int8",
-              "int16", "int32", "int64", "longdouble", "timedelta64", "uint8", "uint16", "uint32", "uint64"},
-    "torch": {"device", "dtype", "layout", "memory_format", "Generator"},
-}  # fmt: skip
+OBJECTS_MOST = 2_000
+TOO_MANY, TOO_DEEP = "not encoded: too many containers", "not encoded: too deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +49,20 @@ class Cut:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An object as it was kept: its type and what it held."""
+
+    kind: str
+    holds: object
+
+
 def encode(value: object, aside: list[Aside] | None = None) -> bytes:
     """Encode any value; see the table above. Never raises.
 
     With a list for it, what is large (1 MiB of text or bytes, an array on the CPU of any size) and what is an image, a
-    sound or a film by its first bytes is put ``aside`` as it is, and a place in that list stands in the value.
+    sound or a film by its first bytes is put ``aside`` as it is, and a place in that list stands in the value. A
+    `Beside` also says what could not be kept.
 
     >>> encode({"a": (1, float("nan")), 2: b"x"})[:60]
     b'[1,{"$":"dict","v":[["a",{"$":"tuple","v":[1,{"$":"f8","v":"'
@@ -76,7 +74,9 @@ def encode(value: object, aside: list[Aside] | None = None) -> bytes:
     except Exception as error:  # a hostile object: name its type, keep the promise
         if aside:
             aside.clear()
-        cut = {"$": "object", "type": _name(type(value)), "v": f"not encoded: {type(error).__name__}"}
+        if isinstance(aside, Beside):
+            aside.lost = objects.type_name(type(value))
+        cut = {"$": "object", "type": objects.type_name(type(value)), "v": f"not encoded: {type(error).__name__}"}
         return orjson.dumps([VERSION, cut])
 
 
@@ -99,7 +99,14 @@ class Above(list[int]):
     """The containers that a value lies in, by identity, and how many more may be unfolded."""
 
     left = CONTAINERS_MOST
+    objects = OBJECTS_MOST
     aside: "list[Aside] | None" = None
+
+    def cut(self, kind: type, text: str) -> object:
+        """Return what stands for something that is not kept, and remember that there is such a thing."""
+        if isinstance(self.aside, Beside) and not self.aside.lost:
+            self.aside.lost = objects.type_name(kind)
+        return {"$": "object", "type": objects.type_name(kind), "v": text}
 
 
 def _encode(value: Any, depth: int, above: Above) -> object:
@@ -113,30 +120,26 @@ def _encode(value: Any, depth: int, above: Above) -> object:
         return scalar(value)
     base = _base(kind)
     if base is None:
-        return _other(value, above)
+        return _other(value, depth, above)
     if id(value) in above:
         return {"$": "cycle", "v": len(above) - above.index(id(value))}
     if depth >= DEEP:
         return _flatten(value, above)
     if above.left <= 0:
-        return _too_many(kind)
+        return above.cut(kind, TOO_MANY)
     above.left -= 1
     above.append(id(value))
     try:
         # The base class's own conversion: an overridden __iter__ is never run.
-        content = _container(_as_base(value, base), lambda item: _encode(item, depth + 1, above))
+        content = _container(objects.as_base(value, base), lambda item: _encode(item, depth + 1, above))
     finally:
         above.pop()
-    return content if kind is base else {"$": "sub", "type": _name(kind), "v": content}
+    return content if kind is base else {"$": "sub", "type": objects.type_name(kind), "v": content}
 
 
 def _base(kind: type) -> type | None:
     """Return the built-in container that a type is, or comes from."""
     return kind if kind in CONTAINERS else next((base for base in CONTAINERS if issubclass(kind, base)), None)
-
-
-def _too_many(kind: type) -> object:
-    return {"$": "object", "type": _name(kind), "v": "not encoded: too many containers"}
 
 
 def _container(value: Any, inner: Callable[[Any], object]) -> object:
@@ -180,58 +183,72 @@ def _flatten(root: Any, above: Above) -> object:
         if walk >= 0 or id(item) in above:
             return {"$": "cycle", "v": 0}
         if above.left <= 0:
-            return _too_many(type(item))
+            return above.cut(type(item), TOO_MANY)
         above.left -= 1
         queue.append(item)
         parents.append(parent)
         at = {"$": "at", "v": len(queue) - 1}
-        return at if type(item) is base else {"$": "sub", "type": _name(type(item)), "v": at}
+        return at if type(item) is base else {"$": "sub", "type": objects.type_name(type(item)), "v": at}
 
     first = place(-1, root)
     if not queue:
         return first
     while len(rows) < len(queue):
         item = queue[len(rows)]
-        rows.append(_container(_as_base(item, _base(type(item))), functools.partial(place, len(rows))))
+        rows.append(_container(objects.as_base(item, _base(type(item))), functools.partial(place, len(rows))))
     table = {"$": "nodes", "v": rows}
-    return table if type(root) in CONTAINERS else {"$": "sub", "type": _name(type(root)), "v": table}
+    return table if type(root) in CONTAINERS else {"$": "sub", "type": objects.type_name(type(root)), "v": table}
 
 
-def _other(value: Any, above: Above) -> object:
+def _other(value: Any, depth: int, above: Above) -> object:
     kind = type(value)
     for base in (int, float, str, bytes):
         if issubclass(kind, base):
-            return {"$": "sub", "type": _name(kind), "v": SCALARS[base](_as_base(value, base))}
+            return {"$": "sub", "type": objects.type_name(kind), "v": SCALARS[base](objects.as_base(value, base))}
     try:
-        array = _array(value, above.aside)
+        array = _array(value, above)
     except Exception as error:  # sparse, nested or on a device that is gone: the rest of the value stays
-        return {"$": "object", "type": _name(kind), "v": f"no bytes: {type(error).__name__}"}
+        return above.cut(kind, f"no bytes: {type(error).__name__}")
     if array is not None:
         return array
-    return {"$": "object", "type": _name(kind), "v": safe_repr(value)}
+    if kind is Cut or kind is Kept:  # read from a store, and written again
+        return _again(value, depth, above)
+    text = objects.safe_repr(value)
+    if text and objects.named(value):
+        return {"$": "object", "type": objects.type_name(kind), "v": text}
+    return above.cut(kind, text) if text else _object(value, depth, above)
 
 
-def _as_base(value: Any, base: Any) -> object:
-    """Return the value as its built-in base class holds it, through the base's own methods."""
-    if type(value) is base:
-        return value
-    if base is dict:
-        return dict(dict.items(value))
-    if base in (list, tuple, set, frozenset):
-        return base(base.__iter__(value))
-    if base is str:
-        return str.__str__(value)
-    return bytes.__getitem__(value, slice(None)) if base is bytes else base.__pos__(value)
+def _again(value: "Cut | Kept", depth: int, above: Above) -> object:
+    if isinstance(value, Cut):
+        return {"$": "object", "type": value.kind, "v": value.text}
+    return {"$": "fields", "type": value.kind, "v": _encode(value.holds, depth + 1, above)}
 
 
-def _array(value: Any, aside: list[Aside] | None) -> object:
-    """Keep an array of numpy or of torch on the CPU with its bytes, aside or in place; of others say shape and type."""
+def _object(value: Any, depth: int, above: Above) -> object:
     kind = type(value)
+    if id(value) in above:
+        return {"$": "cycle", "v": len(above) - above.index(id(value))}
+    held = objects.inside(value)
+    if held is None or above.objects <= 0 or depth >= DEEP:
+        return above.cut(kind, TOO_DEEP if depth >= DEEP else "" if held is None else TOO_MANY)
+    above.objects -= 1
+    above.append(id(value))
+    try:
+        return {"$": "fields", "type": objects.type_name(kind), "v": _encode(held, depth + 1, above)}
+    finally:
+        above.pop()
+
+
+def _array(value: Any, above: Above) -> object:
+    """Keep an array of numpy or of torch on the CPU with its bytes, aside or in place; of others say shape and type."""
+    kind, aside = type(value), above.aside
     module = kind.__module__.partition(".")[0]
     if module == "torch" and kind.__name__ in ("Tensor", "Parameter"):
         head = {"$": "array", "dtype": str(value.dtype), "shape": list(value.shape)}
         size = value.numel() * value.element_size()
         if value.device.type != "cpu" or (aside is None and size > ARRAY_BYTES) or size >= 1 << 31:
+            above.cut(kind, "")
             return {**head, "v": None}
         value = value.detach().resolve_conj().resolve_neg().contiguous()
         # Not the storage's bytes: a slice shares the storage of the whole, and that is read byte by byte.
@@ -240,6 +257,7 @@ def _array(value: Any, aside: list[Aside] | None) -> object:
     if module == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
         head = {"$": "array", "dtype": f"numpy.{value.dtype.str}", "shape": list(value.shape)}
         if aside is None and value.nbytes > ARRAY_BYTES:
+            above.cut(kind, "")
             return {**head, "v": None}
         return _placed(head, value.tobytes(), aside)
     return None
@@ -251,33 +269,6 @@ def _placed(head: dict[str, Any], data: bytes, aside: list[Aside] | None) -> obj
     return put(
         aside, Aside(TENSOR, data, text=False), {"type": "array", "dtype": head["dtype"], "shape": head["shape"]}
     )
-
-
-def safe_repr(value: object) -> str:
-    """Return a short text of an object, if its type is known to print without running a stranger's code."""
-    try:
-        if not _prints_itself(value):
-            return ""
-        text = ADDRESS.sub("", repr(value)[: 2 * REPR_CHARS])[:REPR_CHARS]
-        return text.encode("utf-8", "backslashreplace").decode()
-    except Exception as error:
-        return f"no repr: {type(error).__name__}"
-
-
-def _prints_itself(value: object) -> bool:
-    kind = type(value)
-    module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__name__")
-    zone = getattr(value, "tzinfo", None) if module == "datetime" else None
-    if zone is not None and type(zone).__module__ not in ("datetime", "zoneinfo"):
-        return False
-    if module == "builtins" and isinstance(value, BaseException):
-        return all(type(x) is int or (type(x) is str and len(x) <= REPR_CHARS) for x in value.args)
-    return bool({module, module.partition(".")[0]} & TRUSTED) or name in PRINTABLE.get(module, ())
-
-
-def _name(kind: type) -> str:
-    name = f"{type.__getattribute__(kind, '__module__')}.{type.__getattribute__(kind, '__qualname__')}"
-    return name.encode("utf-8", "backslashreplace").decode()[:REPR_CHARS]
 
 
 def _clean(text: str) -> bool:
@@ -391,6 +382,7 @@ READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **{tag: lambda item: MAKERS[item["$"]]([_decode(part) for part in item["v"]]) for tag in MAKERS},
     "dict": lambda item: {_key(_decode(key)): _decode(part) for key, part in item["v"]},
     "sub": lambda item: _decode(item["v"]),
+    "fields": lambda item: Kept(item["type"], _decode(item["v"])),
     "array": lambda item: Cut(item["dtype"], f"shape {item['shape']}"),
     "nodes": _unflatten,
     "aside": _aside_of,

@@ -9,7 +9,7 @@ import orjson
 
 from provenance.facts import BLOB, KIND, ROLE, SEALED, STATUSES, End, Noted, Payload, Record, Start, Stream
 from provenance.integrity import digests
-from provenance.integrity.secrets import ARGUMENTS, TAKEN
+from provenance.integrity.secrets import ARGUMENTS, TAKEN, UNKEPT
 from provenance.store import early, leaves, rolling, tables
 from provenance.store.bodies import Bodies
 from provenance.store.rows import EMPTY_RUN, EMPTY_SEQUENCE, Bulk, Documents, Rows, clean, write
@@ -17,6 +17,8 @@ from provenance.store.rows import EMPTY_RUN, EMPTY_SEQUENCE, Bulk, Documents, Ro
 LOG = 1
 PREVIEW = 120
 DAY = 86_400_000_000_000
+# How it is said that a result cannot be told to equal another.
+LOST = (TAKEN.format("result"), UNKEPT.partition("{}")[0] + "result")
 INPUT_ROLES = {ROLE[name] for name in ("prompt.ids", "prompt.embeds", "prompt.media", "prompt.mask", "arguments")}
 OUTPUT_ROLES = {ROLE[name] for name in ("output.ids", "output.value", "output.media")}
 IN_TEXT, OUT_TEXT = (ROLE["prompt.text"], ROLE["arguments"]), (ROLE["output.text"], ROLE["output.value"])
@@ -231,7 +233,7 @@ class Batch:
         before = self.facts.get(output.start_seq)
         before = orjson.loads(run["call_facts"]) if before is None else before
         run["call_facts"] = clean(orjson.dumps({**before, **facts}).decode())
-        self._sequences(run, record, facts.get("output") == TAKEN.format("result"))
+        self._sequences(run, record, str(facts.get("output", "")).startswith(LOST))
         return leaf
 
     def _opened(self, start_seq: int) -> dict[str, Any] | None:
@@ -240,7 +242,7 @@ class Batch:
             return self.rows.runs[start_seq]
         if start_seq not in self.rows.old_runs:
             names = ("id", "started_at", "leaf", "call_facts", "kind", "environment", "model", "load", "status",
-                     "weights", "weight_files", "weights_note")  # fmt: skip
+                     "weights", "weight_files", "weights_note", "runtime", "operation")  # fmt: skip
             found = self.bulk.run(
                 f"select {','.join(names)} from runs where stream=? and start_seq=?", (self.id, start_seq)
             )

@@ -75,6 +75,8 @@ class Shelf:
         with self._lock:
             for connection in self._open.values():
                 connection.close()
+            for engine in self._engines.values():
+                engine.dispose()
             self._open.clear()
             self._engines.clear()
 

@@ -4,8 +4,9 @@ The question "which equal inputs gave more than one output" takes seconds over a
 is a look-up, and a batch writes its groups once. A group is equal input, equal settings (by value, whoever set
 them), equal random state if sampled, equal tensors, and one place among the answers to a prompt: the second of
 three that one call returns is compared with the second of another call, never with its own neighbours. A draw has
-its row in the batch too, since each row draws other numbers. Where one of these is unknown there is no group:
-unknown is never equal. What was served from a cache says nothing of the model, and is counted nowhere.
+its row in the batch too, since each row draws other numbers. A recorded function has its name for settings and tensors.
+Where one of these is unknown there is no group: unknown is never equal. What was served from a cache says nothing of
+the model, and is counted nowhere.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ FINISH = dict(enumerate(FINISHES))
 COUNTED = ("input_key", "output_key", "prompt_index", "return_index")
 
 # What a late binding must know of a run to count it.
+FUNCTION = "function"
 LATE = ("id", "started_at", "settings", "random_state", "status", "kind", "environment", "model")
 
 _INPUTS = """insert into equal_inputs(grp, input_key, settings, random_state, weights, runs, outputs, first_run,
@@ -49,9 +51,13 @@ class Groups:
         """Count one finished sequence, if everything that must be equal is known."""
         settings, weights = run.get("settings"), run.get("weights")
         input_key, output_key = sequence.get("input_key"), sequence.get("output_key")
-        if not (settings and weights and input_key and output_key) or run["status"] != "ok" or run["kind"] == "cached":
+        plain = run.get("runtime") == FUNCTION  # has neither settings nor tensors, and its name is what was asked
+        if not ((plain or (settings and weights)) and input_key and output_key):
             return
-        values, state = self._values(settings), run.get("random_state") or ""
+        if run["status"] != "ok" or run["kind"] == "cached":
+            return
+        values = file_digest(f"function {run['operation']}".encode()) if plain else self._values(settings or 0)
+        weights, state = 0 if plain else weights, run.get("random_state") or ""
         parts = [bytes(input_key), values.encode(), state.encode(), str(weights).encode()]
         place = (sequence["return_index"], sequence["prompt_index"] if state else 0)
         parts += [str(place).encode()] if any(place) else []

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import provenance
 from provenance import recorder as recorders
 from provenance.errors import NotRecorded
 from provenance.journal import child, spool
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 
 ran: list[object] = []
 
@@ -172,3 +173,15 @@ def test_writers_started_at_once_do_not_meet_in_a_draft(tmp_path: Path) -> None:
         thread.join()
     assert failed == []
     assert [path.name for path in tmp_path.iterdir() if "target" in path.name] == ["target"]
+
+
+def test_a_database_of_an_older_schema_does_not_end_the_program(db: Path, caplog: pytest.LogCaptureFixture) -> None:
+    db.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "golden" / "store-0001.db", db)
+    provenance.init()
+    assert plain(1) == 1
+    assert provenance.flush(2) is False
+    assert provenance.flush(2) is False
+    said = [record.getMessage() for record in caplog.records if "schema" in record.getMessage()]
+    assert len(said) == 1
+    assert "provenance db upgrade" in said[0]

@@ -353,9 +353,12 @@ def _program(model: Any) -> list[Any]:
     def twice(number: int, token: str = "") -> int:
         return 2 * number if token else 0
 
-    @provenance.record
-    def size(text: str) -> int:
-        return len(text)
+    class Counter:
+        step = 1
+
+        @provenance.record
+        def size(self, text: str) -> int:
+            return len(text) * self.step
 
     @provenance.record
     async def later(number: int) -> int:
@@ -379,7 +382,7 @@ def _program(model: Any) -> list[Any]:
 
     torch.manual_seed(0)
     with provenance.run(name="all", tags={"suite": "wrap"}):
-        doubled = twice(4, "plain text") + size("large text " * 100_000)
+        doubled = twice(4, "plain text") + Counter().size("large text " * 100_000)
     seen = [
         _scores(model),
         model.generate(models.tensor([0, 5], [6, 7]), max_new_tokens=2, do_sample=True, temperature=2.0),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +119,47 @@ def test_control_characters_of_others_do_not_act(db: Path, command: Command) -> 
         assert "\x1b" not in said
         assert "\u202e" not in said
         assert "\x07" not in said
+
+
+FUNCTIONS = """
+import random, provenance
+class Bot:
+    def __init__(self, heat): self.heat, self.api_key, self.seen = heat, "sk-" + "a1b2" * 9, [object()]
+    @provenance.record
+    def ask(self, text): return text.upper() if self.heat < 1 else text.lower()
+class Answer:
+    def __init__(self, text): self.text = text
+@provenance.record
+def answer(text): return Answer(text + str(turn))
+@provenance.record
+def stream(text): return iter([text, turn])
+for turn in range(2):
+    Bot(turn * 2).ask("Hello"), answer("x"), stream("y")
+assert provenance.flush()
+"""
+
+
+def test_a_recorded_function_is_compared_by_all_that_it_was_given_and_gave(command: Command, python: Command) -> None:
+    done = python(FUNCTIONS)
+    assert done.returncode == 0, done.stderr
+
+    def pair(name: str) -> tuple[int, dict[str, Any]]:
+        found = command(
+            "sql", "--json", f"select run_id from run_overview where operation like '%{name}' order by started"
+        )
+        runs = [row["run_id"] for row in json.loads(found.stdout)]
+        said = command("diff", *runs, "--json")
+        return said.returncode, json.loads(said.stdout)
+
+    code, said = pair("Bot.ask")
+    assert (code, said["verdict"]) == (1, "divergent")
+    assert said["inputs"]["equal"] is True
+    assert said["causes"][0]["field"] == "self.heat", "what its object holds is a setting of the call"
+    code, said = pair("answer")
+    assert (code, said["verdict"]) == (1, "divergent"), "an object that holds another text is another answer"
+    code, said = pair("stream")
+    assert (code, said["verdict"]) == (3, "inconclusive"), "what cannot be kept equals nothing"
+    log = command("log", "--equal-inputs", "--diverged")
+    assert "No prompt" not in log.stdout
+    shown = json.loads(command("sql", "--json", "select runs, outputs, weights_root from diverged_inputs").stdout)
+    assert shown == [{"runs": 2, "outputs": 2, "weights_root": None}] * 2

@@ -324,3 +324,16 @@ def test_a_variable_that_nobody_set_is_unset_and_an_empty_one_is_empty() -> None
 
 def test_a_very_long_value_is_cut() -> None:
     assert environ.field("LD_LIBRARY_PATH", "/x" * 5000).value == "/x" * 1000
+
+
+def test_neither_home_nor_user_stands_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch itself names the user in the folder of its cache."""
+    monkeypatch.setenv("HOME", "/srv/people/alice")
+    monkeypatch.setenv("USER", "alice")
+    monkeypatch.setenv("HF_HOME", "/srv/people/alice/hf")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib:/srv/people/alice/lib:/data/alice-2/x")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor_alice")
+    found = {item.name: item.value for item in environ.fields()}
+    assert found["env.HF_HOME"] == "~/hf"
+    assert found["env.LD_LIBRARY_PATH"] == "/opt/lib:~/lib:/data/[user]-2/x"
+    assert found["env.TORCHINDUCTOR_CACHE_DIR"] == "/tmp/torchinductor_[user]"

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from provenance.integrity import values
-from provenance.integrity.values import CONTAINERS_MOST, DEEP, Cut, decode, encode
+from provenance.integrity.values import CONTAINERS_MOST, DEEP, Cut, Kept, decode, encode
 from tests.fakes.values import (
     EDGES,
     RAN,
@@ -169,7 +169,7 @@ def test_the_order_of_a_dict_is_kept() -> None:
 def test_an_object_is_named_and_its_address_is_not() -> None:
     assert encode(object()) == encode(object())
     assert encode([Loud()]) == encode([Loud()])
-    assert decode(encode(Loud())) == Cut("tests.fakes.values.Loud")
+    assert decode(encode(Loud())) == Kept("tests.fakes.values.Loud", {})
     assert decode(encode(Path("a/b"))) == Cut(f"{type(Path()).__module__}.PosixPath", "PosixPath('a/b')")
     assert b"0x" not in encode([test_the_order_of_a_dict_is_kept, object(), len])
 
@@ -181,7 +181,7 @@ def test_an_exception_keeps_a_text_that_is_its_own() -> None:
 def test_a_text_of_any_length_costs_a_short_repr() -> None:
     cut = decode(encode(KeyError("x" * 10)))
     assert isinstance(cut, Cut)
-    assert len(encode(KeyError("x" * 10**6))) < 400
+    assert decode(encode(KeyError("x" * 1000))) == Kept("builtins.KeyError", {"args": ("x" * 1000,)})
 
 
 def test_a_newer_form_is_not_guessed_at() -> None:
