@@ -48,9 +48,11 @@ def short(function: Any, parts: Mapping[int, str] | None = None) -> str:
     """Name a function for people, with the beginning of its digest."""
     found = function
     for _ in range(DEEP):
-        found = getattr(found, "func", found) if type(found) is functools.partial else found
-    name = getattr(getattr(found, "__code__", None), "co_name", None) or type(found).__qualname__
-    return f"{home(found) or type(found).__module__}.{name} ({digest(function, parts=parts).partition(':')[2][:12]})"
+        found = found.func if type(found) is functools.partial else found
+        found = found.__func__ if type(found) is types.MethodType else found
+    coded = type(found) in (types.FunctionType, types.BuiltinFunctionType)
+    named = f"{home(found)}.{found.__qualname__}" if coded else f"{type(found).__module__}.{type(found).__qualname__}"
+    return f"{named} ({digest(function, parts=parts).partition(':')[2][:12]})"
 
 
 def home(function: Any) -> str:
@@ -168,9 +170,9 @@ class _Walk:
                 self.value("a constant", constant, deep)
 
     def _global(self, name: str, value: Any, package: str, deep: int) -> None:
-        """Add what a function reads from its module: what is plain or code of the same package whole, the rest named."""
+        """Add what a function reads from its module: what is plain or of its package whole, the rest named."""
         kind = type(value)
-        coded = kind is types.FunctionType or isinstance(value, type)
+        coded = kind is types.FunctionType or issubclass(kind, type)
         if kind in PLAIN or (coded and home(value).partition(".")[0] == package):
             self.put("global", name)
             self.value(name, value, deep)
@@ -216,7 +218,7 @@ class _Walk:
     def _other(self, name: str, value: Any, deep: int) -> None:
         """Add an object by its class and by what it holds; some it is known how to read, some cannot be read."""
         kind = type(value)
-        if isinstance(value, type):
+        if issubclass(kind, type):  # never isinstance: that asks the object for its class
             self.put("type")
             self.kind(value, deep)
             return
@@ -225,7 +227,7 @@ class _Walk:
             return
         torch = sys.modules.get("torch")
         if torch is not None:
-            if isinstance(value, torch.nn.Module):
+            if issubclass(kind, torch.nn.Module):
                 raise Missing(f"it holds a model or a layer ({name}), whose weights are not those of this one")
             if kind in (torch.dtype, torch.device, torch.Size):
                 self.put(kind.__name__, repr(value))
@@ -263,7 +265,7 @@ class _Walk:
         self.put("object")
         self.kind(kind, deep)
         for plain in BASES[1:]:
-            if isinstance(value, plain):
+            if issubclass(kind, plain):
                 self.put(plain.__name__)
                 self.value(name, plain(value) if plain in (str, int, float) else _copied(plain, value), deep)
         for item_name in sorted(table, key=str):
