@@ -77,7 +77,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("mkl.num_threads", "framework_flags", "operators", "call", "numeric", 2, "device.cpu", "MKL_NUM_THREADS", "can differ from OpenMP count"),
     # determinism_flags
     Spec("torch.deterministic_algorithms", "determinism_flags", "operators", "call", "numeric", 4, "always", "torch.use_deterministic_algorithms(True)", "selects deterministic kernels or raises; on a CPU too, for scatters and sums into an index"),
-    Spec("torch.deterministic_warn_only", "determinism_flags", "operators", "call", "numeric", 2, "device.cuda", "argument warn_only", "warn-only leaves nondeterministic kernels in place"),
+    Spec("torch.deterministic_warn_only", "determinism_flags", "operators", "call", "numeric", 2, "always", "argument warn_only", "warn-only leaves nondeterministic kernels in place"),
     Spec("torch.deterministic_debug_mode", "determinism_flags", "operators", "call", "numeric", 1, "device.cuda", "torch.set_deterministic_debug_mode()", "same switch as above, 0/1/2"),
     Spec("torch.fill_uninitialized_memory", "determinism_flags", "operators", "call", "numeric", 1, "deterministic", "attribute", "acts only in deterministic mode; hides reads of garbage"),
     # framework_flags
