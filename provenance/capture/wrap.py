@@ -42,13 +42,10 @@ def wrap(model: Any, tokenizer: Any = None) -> Any:
     if runtimes.wrap_engine(model) or services.wrap_client(model):
         recorders.current()
         return model
-    inner = getattr(model, "model", None)
-    if hasattr(model, "tokenizer") and hasattr(model, "preprocess") and inner is not None:
-        wrap(inner, tokenizer or model.tokenizer)
-        return model
-    compiled = _inside(model)
-    if compiled is not None:
-        wrap(compiled, tokenizer)
+    piped = hasattr(model, "tokenizer") and hasattr(model, "preprocess")
+    inner = getattr(model, "model", None) if piped else _inside(model)
+    if inner is not None:
+        wrap(inner, tokenizer or (model.tokenizer if piped else None))
         return model
     if not callable(getattr(type(model), "generate", None)):
         found = runtimes.by_entry_point(model)

@@ -65,8 +65,8 @@ def home(function: Any) -> str:
 class _Walk:
     """One walk through a callable, into one digest."""
 
-    def __init__(self, key: bytes, parts: Mapping[int, str]) -> None:
-        self.key, self.parts, self.keyed = key, parts, False
+    def __init__(self, key: bytes, parts: Mapping[int, str], inside: bool = True) -> None:
+        self.key, self.parts, self.inside, self.keyed = key, parts, inside, False
         self.state = hashlib.sha256(b"provenance/code/v1")
         self.open: dict[int, int] = {}  # what is being read, by id, with its place: what holds itself ends there
         self.count, self.room = 0, LARGE
@@ -247,6 +247,10 @@ class _Walk:
 
     def _object(self, name: str, value: Any, deep: int) -> None:
         kind = type(value)
+        if not self.inside:
+            self.put("object")
+            self.kind(kind, deep)
+            return
         table: dict[str, Any] = {}
         try:
             table = dict(object.__getattribute__(value, "__dict__"))
@@ -348,9 +352,11 @@ def _strange(owner: str, function: Any, what: str) -> list[str]:
 
 
 def _code(function: Any) -> str:
+    """Digest a patch without what objects in its closure hold: most of those count, and a count is no other patch."""
+    walk = _Walk(b"", {}, inside=False)
     try:
-        return digest(function).partition(":")[2][:12]
-    except Missing:  # its code still tells it from most others
-        walk = _Walk(b"", {})
+        walk.value("it", function, DEEP)
+    except Exception:  # its code still tells it from most others
+        walk = _Walk(b"", {}, inside=False)
         walk.code(function.__code__, DEEP)
-        return walk.state.hexdigest()[:12]
+    return walk.state.hexdigest()[:12]
