@@ -34,7 +34,9 @@ CONTENT = frozenset({
     "allowed_token_ids", "allowed_words", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "grammar", "json_schema", "regex", "ebnf", "structural_tag", "structured_outputs", "response_format",
     "system_prompt", "system", "prompt", "prompt_ids", "negative_prompt", "negative_prompt_ids", "initial_prompt",
-    "chat_template", "template", "prefix", "suffix", "logits_processor_values", "stopping_criteria_values"
+    "chat_template", "template", "prefix", "suffix", "logits_processor_values", "stopping_criteria_values",
+    "logits_processor_code", "stopping_criteria_code", "prefix_allowed_tokens_fn_code", "constraints_code",
+    "custom_generate_code"
 })  # fmt: skip
 # There stands the name of a type or of an adapter, and no value.
 NAMED_ONLY = {"logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "custom_generate",

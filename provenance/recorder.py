@@ -19,7 +19,7 @@ from typing import Any
 from provenance import privacy
 from provenance.errors import NotRecorded, NotYet, ProvenanceError
 from provenance.facts import LARGE, Fingerprint, Output, Payload, Request
-from provenance.fingerprint.environment import Environment
+from provenance.fingerprint.environment import READING, Environment
 from provenance.integrity import keys
 from provenance.journal import blobs, child, frame, records
 from provenance.journal.levels import open_journal
@@ -31,6 +31,7 @@ WRITER_CHECK_SECONDS = 1.0
 LOOK_SECONDS = 20.0
 HELP_SECONDS = 0.05
 EXIT_SECONDS = 1.0
+FORK_SECONDS = 3.0
 START = "the start of a call"
 SEEDS = 128
 _STILL = "the spool keeps what was recorded; calls run on"
@@ -223,9 +224,9 @@ class Recorder:
         return self._writer
 
     def _write_here(self) -> None:
-        from provenance import writer
-
         try:
+            with READING:  # until it is imported: a fork meanwhile would inherit the locks of the import
+                from provenance import writer
             writer.run(self.places, idle=5.0, stop=self.closing.is_set)
         except Exception as error:
             self._watch.failed(str(error))
@@ -360,9 +361,24 @@ class Harmless:
         return True
 
 
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    """Wait until no other thread opens the journal or reads the environment: the child would inherit its locks."""
+    _forking.held = [lock for lock in (_lock, READING) if lock.acquire(timeout=FORK_SECONDS)]
+
+
+def _forked() -> None:
+    for lock in getattr(_forking, "held", ()):
+        lock.release()
+    _forking.held = []
+
+
 def _after_fork() -> None:
     """In a forked child: let go of the parent's stream; the child's first call opens its own."""
     global _lock
+    _forked()
     _lock = threading.RLock()
     recorder: Recorder | None = _state["recorder"]
     if recorder is not None:
@@ -380,5 +396,5 @@ def shutdown() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_forked, after_in_child=_after_fork)
 atexit.register(shutdown)

@@ -7,12 +7,15 @@ rest is unknown.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from provenance import privacy
 from provenance.facts import Field, Fingerprint, State
+from provenance.fingerprint import code
+from provenance.fingerprint.reading import read
 from provenance.integrity import digests
 from provenance.integrity.secrets import GONE, tells, withheld
 
@@ -29,6 +32,13 @@ OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", 
 VALUED = {
     "logits_processor": "generation.logits_processor_values",
     "stopping_criteria": "generation.stopping_criteria_values",
+}
+CODED = {
+    "logits_processor": "generation.logits_processor_code",
+    "stopping_criteria": "generation.stopping_criteria_code",
+    "prefix_allowed_tokens_fn": "generation.prefix_allowed_tokens_fn_code",
+    "constraints": "generation.constraints_code",
+    "custom_generate": "generation.custom_generate_code",
 }
 MOST, LONGEST = 16, 200  # values that are read from one object, and characters of one
 KEPT = 256
@@ -205,16 +215,31 @@ def _objects(request: Mapping[str, Any]) -> list[Field]:
     return fields
 
 
-def held(request: Mapping[str, Any]) -> list[Field]:
-    """Return what the caller's code holds before the call: its counters may move while it runs."""
+def held(request: Mapping[str, Any], key: bytes) -> list[Field]:
+    """Return what the caller's code does, and holds before the call: its counters may move while it runs.
+
+    ``key`` is the store's, for secrets that it closes over.
+    """
     fields = []
     for name, field in VALUED.items():
-        value = request.get(name)
-        items = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        items = _items(request.get(name))
         if items:
             values = [_held(item) for item in items]
             fields.append(Field(field, values, State.VALUE, "", CALL))
+    for name, field in CODED.items():
+        items = _items(request.get(name))
+        if items:
+            fields.append(read(field, partial(_code, items, key), CALL))
     return fields
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the pieces of code in an argument; a decoding loop may be a name."""
+    return list(value) if isinstance(value, (list, tuple)) else [] if value is None or type(value) is str else [value]
+
+
+def _code(items: list[Any], key: bytes) -> list[str]:
+    return [code.digest(item, key) for item in items]
 
 
 def _held(item: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _begin(recorder: Recorder, model: Any, request: dict[str, Any], own: bool) -
     observer = Observer(recorder.settings.evidence)
     if own:
         observer.reason = observer.reason or f"{type(model).__name__} has a generate of its own"
-    observer.held = generation.held(request)
+    observer.held = generation.held(request, recorder.key)
     observer.criteria = bool(request.get("stopping_criteria"))
     call = Call(recorder, RUNTIME, "generate", model)
     call.observer = observer

@@ -135,6 +135,12 @@ def _weights(recorder: Recorder, model: Any, policy: Policy) -> Watched:
         time.sleep(POLL_SECONDS)
 
 
+def _still(recorder: Recorder, model: Any, load: int, print_: Fingerprint | None) -> bool:
+    """Say whether a model is what it was: its tensors, and how it is put together."""
+    known = MODELS.look(recorder, model)
+    return known.load == load and known.fingerprint == print_
+
+
 def _of(known: Watched) -> bytes:
     """Return a model's part of a key: what it is, its weights, and the template of its tokenizer."""
     assert known.fingerprint is not None
@@ -149,11 +155,11 @@ def of_function(
     recorder: Recorder, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy
 ) -> Question:
     """Return the question that a call of a function asks. Raises Unseen or NotWhole."""
-    models: list[tuple[Any, int]] = []
+    models: list[tuple[Any, int, Fingerprint | None]] = []
 
     def of_model(model: Any) -> bytes:
         known = _weights(recorder, model, policy)
-        models.append((model, known.load))
+        models.append((model, known.load, known.fingerprint))
         return _of(known)
 
     try:
@@ -168,7 +174,7 @@ def of_function(
     name = getattr(function, "__qualname__", type(function).__qualname__)
 
     def same() -> bool:
-        return all(MODELS.look(recorder, model).load == load for model, load in models)
+        return all(_still(recorder, *item) for item in models)
 
     def record(value: Any, original: str) -> None:
         call = Call(recorder, "function", name)
@@ -193,10 +199,10 @@ def of_model(recorder: Recorder, model: Any, args: tuple[Any, ...], kwargs: dict
     own = getattr(model, "generation_config", None)
     parts = [type(model).__qualname__.encode(), *_settings(request, own)]
     known = _weights(recorder, model, policy)
-    load = known.load
+    load, print_ = known.load, known.fingerprint
 
     def same() -> bool:
-        return MODELS.look(recorder, model).load == load
+        return _still(recorder, model, load, print_)
 
     def record(value: Any, original: str) -> None:
         _record_generate(recorder, model, request, value, original)

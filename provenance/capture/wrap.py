@@ -42,9 +42,10 @@ def wrap(model: Any, tokenizer: Any = None) -> Any:
     if runtimes.wrap_engine(model) or services.wrap_client(model):
         recorders.current()
         return model
-    inner = getattr(model, "model", None)
-    if hasattr(model, "tokenizer") and hasattr(model, "preprocess") and inner is not None:
-        wrap(inner, tokenizer or model.tokenizer)
+    piped = hasattr(model, "tokenizer") and hasattr(model, "preprocess")
+    inner = getattr(model, "model", None) if piped else _inside(model)
+    if inner is not None:
+        wrap(inner, tokenizer or (model.tokenizer if piped else None))
         return model
     if not callable(getattr(type(model), "generate", None)):
         found = runtimes.by_entry_point(model)
@@ -68,6 +69,14 @@ def wrap(model: Any, tokenizer: Any = None) -> Any:
         model.generate = types.MethodType(observed, model)
         _wrapped.add(model)
     return model
+
+
+def _inside(model: Any) -> Any:
+    """Return what torch.compile(model) holds, or None: its `generate` is that of the model inside, which runs it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return None
+    return vars(model)["_modules"].get("_orig_mod")
 
 
 def _plain(model: Any) -> Callable[..., Any]:
@@ -104,7 +113,7 @@ def uninstrument(model: Any = None) -> None:
     """Take the observer off one model, or off everything, and put back the very functions that stood there."""
     runtimes.take_off(model)
     services.take_off(model)
-    for item in list(_wrapped) if model is None else [getattr(model, "model", model), model]:
+    for item in list(_wrapped) if model is None else [getattr(model, "model", model), _inside(model), model]:
         if item in _wrapped:
             replaced = getattr(vars(item).pop("generate", None), "provenance_replaced", None)
             if replaced is not None:

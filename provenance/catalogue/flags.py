@@ -76,8 +76,8 @@ FIELDS: tuple[Spec, ...] = (
     Spec("torch.num_interop_threads", "framework_flags", "operators", "call", "none", 0, "device.cpu", "torch.set_num_interop_threads() once", "eager inference does not use it"),
     Spec("mkl.num_threads", "framework_flags", "operators", "call", "numeric", 2, "device.cpu", "MKL_NUM_THREADS", "can differ from OpenMP count"),
     # determinism_flags
-    Spec("torch.deterministic_algorithms", "determinism_flags", "operators", "call", "numeric", 4, "device.cuda", "torch.use_deterministic_algorithms(True)", "selects deterministic kernels on GPU or raises"),
-    Spec("torch.deterministic_warn_only", "determinism_flags", "operators", "call", "numeric", 2, "device.cuda", "argument warn_only", "warn-only leaves nondeterministic kernels in place"),
+    Spec("torch.deterministic_algorithms", "determinism_flags", "operators", "call", "numeric", 4, "always", "torch.use_deterministic_algorithms(True)", "selects deterministic kernels or raises; on a CPU too, for scatters and sums into an index"),
+    Spec("torch.deterministic_warn_only", "determinism_flags", "operators", "call", "numeric", 2, "always", "argument warn_only", "warn-only leaves nondeterministic kernels in place"),
     Spec("torch.deterministic_debug_mode", "determinism_flags", "operators", "call", "numeric", 1, "device.cuda", "torch.set_deterministic_debug_mode()", "same switch as above, 0/1/2"),
     Spec("torch.fill_uninitialized_memory", "determinism_flags", "operators", "call", "numeric", 1, "deterministic", "attribute", "acts only in deterministic mode; hides reads of garbage"),
     # framework_flags
@@ -108,7 +108,8 @@ FIELDS: tuple[Spec, ...] = (
     Spec("torch.inductor.triton.persistent_reductions", "framework_flags", "operators", "call", "numeric", 2, "compile", "assignment before compile, or TORCHINDUCTOR_* variable", "sum order"),
     Spec("torch.inductor.triton.multi_kernel", "framework_flags", "operators", "call", "numeric", 2, "compile", "assignment before compile, or TORCHINDUCTOR_* variable", "timing picks at run time"),
     Spec("torch.compile.active", "framework_flags", "operators", "model", "numeric", 4, "always", "TORCH_COMPILE_DISABLE=1 / disable_compile=True", "compiled vs eager rounds differently"),
-    Spec("torch.compile.mode_backend", "framework_flags", "operators", "call", "numeric", 3, "compile", "compile_config", "default mode reduce-overhead in generate"),
+    Spec("torch.compile.modules", "framework_flags", "operators", "model", "numeric", 2, "compile", "compile the same modules", "which modules and forwards run compiled"),
+    Spec("torch.compile.mode_backend", "framework_flags", "operators", "model", "numeric", 3, "compile", "torch.compile(backend=, mode=)", "backend, mode and shapes of what was compiled before the call; for the compiler of generate see generation.compile_config"),
     Spec("torch.compile.recompiled", "framework_flags", "operators", "call", "numeric", 2, "compile", "torch._dynamo.reset()", "dynamic shape kernels replace static ones on the second shape: call history matters"),
     Spec("torch.compile.graphs_before", "framework_flags", "operators", "call", "none", 0, "compile", "none", "graphs the compiler had made before the call"),
     Spec("torch.compile.graphs_after", "framework_flags", "operators", "call", "none", 0, "compile", "none", "graphs the compiler had made after the call"),

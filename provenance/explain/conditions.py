@@ -170,6 +170,15 @@ def _flag(name: str, run: Run) -> Truth:
     return found if isinstance(found, bool) else None
 
 
+def _compiled(run: Run) -> Truth:
+    """Say whether anything ran compiled: of the model, or by generate itself, which compiles over a static cache."""
+    if value(run.fields, "generation.disable_compile") is not True:
+        devices = _either(_device("cuda", run.fields), _device("xpu", run.fields))
+        if _both(_static(run), devices) is True:
+            return True
+    return _flag("torch.compile.active", run)
+
+
 def _padding(run: Run) -> Truth:
     known = [sequence.padding for sequence in run.sequences if sequence.padding is not None]
     return any(known) if known else None
@@ -208,7 +217,7 @@ WORDS: dict[str, Callable[[Run], Truth]] = {
     "guidance": lambda run: _set("generation.guidance_scale", run),
     "watermark": lambda run: _set("generation.watermarking_config", run),
     "static_cache": _static,
-    "compile": lambda run: _flag("torch.compile.active", run),
+    "compile": _compiled,
     "deterministic": lambda run: _flag("torch.deterministic_algorithms", run),
     "autocast": _autocast,
     "training": lambda run: _flag("model.training", run),

@@ -43,9 +43,15 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "loaded.cublas", "loaded.cublaslt", "loaded.nccl", "loaded.cudnn.version", "loaded.nccl.version", "loaded.onednn",
      "loaded.openmp", "loaded.mkl"),
     ("model.training", "model.dropout_active"),
+    ("model.forward_hooks", "model.forward_hooks_code"),
+    ("model.attn_implementation", "model.attention_functions", "model.mask_functions"),
+    ("torch.compile.active", "torch.compile.modules", "torch.compile.mode_backend"),
     ("model.quantization_config.quant_method", "model.quantization_config.bits"),
-    ("generation.logits_processor", "generation.logits_processor_values", "generation.logits_processors"),
-    ("generation.stopping_criteria", "generation.stopping_criteria_values"),
+    ("generation.logits_processor", "generation.logits_processor_values", "generation.logits_processor_code",
+     "generation.logits_processors"),
+    ("generation.stopping_criteria", "generation.stopping_criteria_values", "generation.stopping_criteria_code"),
+    ("generation.prefix_allowed_tokens_fn", "generation.prefix_allowed_tokens_fn_code"),
+    ("generation.custom_generate", "generation.custom_generate_code"),
     ("gpu.driver_version", "gpu.cuda_driver_api_version"),
     ("model.dtype", "logits.dtype"),
     ("weights.loaded_root", "weights.tensors_root", "weights.sha256"),
@@ -70,6 +76,8 @@ HOLES = "batch.mask_holes"
 GIVEN = frozenset(f"generation.{name}" for name in (
     "logits_processor", "logits_processor_values", "stopping_criteria", "stopping_criteria_values",
     "prefix_allowed_tokens_fn", "assistant_model", "custom_generate", "negative_prompt_ids", "synced_gpus", "streamer",
+    "logits_processor_code", "stopping_criteria_code", "prefix_allowed_tokens_fn_code", "constraints_code",
+    "custom_generate_code",
 ))  # fmt: skip
 # One device is one thing, whatever its number.
 GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",

@@ -15,7 +15,8 @@ from provenance.explain.tokens import Evidence
 from provenance.facts import Run, Sequence
 
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
-           "generation.stopping_criteria", "generation.stopping_criteria_values"}  # fmt: skip
+           "generation.stopping_criteria", "generation.stopping_criteria_values",
+           "generation.stopping_criteria_code"}  # fmt: skip
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
             "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
 FILES = "weights.files_root"
@@ -38,7 +39,8 @@ PARENTS = {"lib.all_digest", "container.image_digest"}
 # What chooses the way of decoding.
 WAYS = ("generation.do_sample", "generation.num_beams", "generation.assistant_model", "generation.custom_generate",
         "generation.penalty_alpha", "generation.dola_layers", "generation.prompt_lookup_num_tokens")  # fmt: skip
-PROCESSORS = {"generation.logits_processors", "generation.logits_processor", "generation.logits_processor_values"}
+PROCESSORS = {"generation.logits_processors", "generation.logits_processor", "generation.logits_processor_values",
+              "generation.logits_processor_code"}  # fmt: skip
 TENSORS = {"weights.loaded_root", "weights.tensors_root"}
 # They fetch or read weights; where the tensors are equal they did it alike.
 LOADERS = {"lib.safetensors.version", "lib.huggingface-hub.version", "env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE",

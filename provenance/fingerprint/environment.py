@@ -26,12 +26,15 @@ from provenance.integrity.secrets import holds, tells, withheld
 COLLECTORS = "provenance.collectors"
 SECONDS, MOST, BYTES = 2.0, 256, 16384
 
+# Held by whoever reads for the first time, and by whoever forks: what is read imports modules and fills caches under
+# locks of Python's own, and in a forked child nobody would ever let go of those of another thread.
+READING = threading.RLock()
+
 
 class Environment:
     """The two fingerprints of a process, kept as long as they hold. Safe for threads."""
 
     def __init__(self, parent: "Environment | None" = None) -> None:
-        self._lock = threading.Lock()
         # A forked child is on its parent's machine; to ask the driver again there may hang.
         self._machine: list[Field] | None = parent._machine if parent is not None else None
         self._inventory: gpu.Inventory | None = parent._inventory if parent is not None else None
@@ -50,11 +53,11 @@ class Environment:
 
     def environment(self) -> Fingerprint:
         """Return what is fixed for the process: machine, driver, packages, variables."""
-        guard = (frameworks.loaded(), environ.snapshot(), engines.mlx_device(), self._up or gpu.up())
         current = self._environment
-        if current is not None and guard == self._guard:
+        if current is not None and self._guards_now() == self._guard:
             return current
-        with self._lock:
+        with READING:
+            guard = self._guards_now()
             if self._machine is None or self._inventory is None:
                 self._machine = hardware.fields() + platforms.fields() + program()
                 self._inventory = gpu.inventory()
@@ -72,6 +75,9 @@ class Environment:
             self._environment, self._guard = current, guard
             return current
 
+    def _guards_now(self) -> tuple[object, ...]:
+        return (frameworks.loaded(), environ.snapshot(), engines.mlx_device(), self._up or gpu.up())
+
     def look_again(self) -> None:
         """See whether more libraries have been mapped since: some come with the first call that needs them.
 
@@ -79,7 +85,7 @@ class Environment:
         """
         if self._environment is None or loaded.mapped_or_none() == self._mapped:
             return
-        with self._lock:
+        with READING:
             self._look_at_libraries()
             self._environment = None
 
@@ -93,7 +99,8 @@ class Environment:
         current = self._switches
         if current is not None and guard == self._switch_guard:
             return current
-        current = Fingerprint.of("switches", flags.fields())
+        with READING:
+            current = Fingerprint.of("switches", flags.fields())
         self._switches, self._switch_guard = current, guard
         return current
 

@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import orjson
 
 from provenance.facts import Field
-from provenance.fingerprint import files
+from provenance.fingerprint import code, files
 from provenance.fingerprint.reading import Missing, Moot, Reader, read_all
 from provenance.integrity.digests import file_digest
 
@@ -45,7 +44,7 @@ def _model(model: Any, parts: list[Any]) -> dict[str, Reader]:
         "model.revision": lambda: revision(model),
         "model.code_revision": lambda: _code_revision(model),
         "model.source_digest": lambda: source_digest({type(part).__module__ for part in parts}),
-        "model.monkey_patched": lambda: patches(parts),
+        "model.monkey_patched": lambda: code.patches(parts),
         "model.dropout_active": lambda: dropout(parts),
         "generation_config.revision": lambda: _generation(model),
         "weights.missing_keys": lambda: missing_keys(model),
@@ -130,51 +129,6 @@ def _source(path: str, _size: int, _mtime: int) -> str:
 def _portable(name: str) -> str:
     """Take the commit out of a module's name: the same code at another commit is the same code."""
     return ".".join(part for part in name.split(".") if not files.COMMIT.fullmatch(part))
-
-
-def patches(parts: Iterable[Any]) -> list[str]:
-    """Name the forward methods that are not those of the class's own package, and the code put in their place."""
-    found = set()
-    seen = set()
-    for part in parts:
-        kind = type(part)
-        own = part.__dict__.get("forward")
-        if own is not None:
-            found.update(_strange(kind, own, f"{kind.__name__}.forward of the object"))
-        if kind not in seen:
-            seen.add(kind)
-            owner = next((base for base in kind.__mro__ if "forward" in vars(base)), None)
-            if owner is not None:
-                found.update(_strange(owner, vars(owner)["forward"], f"{owner.__name__}.forward"))
-    return sorted(found)
-
-
-def _strange(owner: type, function: Any, what: str) -> list[str]:
-    """Look through decorators, down to the code, for what is not at home: the owner's module, or a known decorator."""
-    for _ in range(16):
-        function = getattr(function, "__func__", None) or getattr(function, "func", function)
-        code = getattr(function, "__code__", None)
-        if code is None:
-            kind = type(function)
-            return [] if kind.__module__.startswith("torch") else [f"{what} is a {kind.__module__}.{kind.__qualname__}"]
-        # Not __module__: a decorator copies that from what it covers.
-        home = str(function.__globals__.get("__name__", ""))
-        inner = getattr(function, "__wrapped__", None)
-        package = home.partition(".")[0]
-        decorator = inner is not None and package in ("transformers", owner.__module__.partition(".")[0])
-        if home != owner.__module__ and package != "torch" and not decorator:
-            return [f"{what} is {home}.{code.co_name} ({_code(code)[:12]})"]
-        if inner is None:
-            break
-        function = inner
-    return []
-
-
-def _code(code: CodeType) -> str:
-    """Digest what code does, and nothing of where it lies."""
-    constants = [_code(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
-    text = repr((code.co_code, code.co_names, code.co_varnames, constants))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # -- what acts in training mode -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from provenance.facts import Field, Fingerprint
-from provenance.fingerprint import identity
+from provenance.fingerprint import identity, structure
 from provenance.fingerprint.reading import Moot, Reader, module, read_all, short_path
 from provenance.integrity.digests import file_digest
 
@@ -52,7 +52,7 @@ def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
         found += read_all(_processor(tokenizer), "processor")
     else:
         found.append(Field.unknown("tokenizer.sha256", "no tokenizer was given to wrap()"))
-    found += identity.fields(model, tokenizer)
+    found += structure.fields(model) + identity.fields(model, tokenizer)
     return Fingerprint.of("model", found)
 
 
@@ -79,10 +79,7 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.is_encoder_decoder": lambda: bool(getattr(config, "is_encoder_decoder", False)),
         "model.module_kinds": lambda: _kinds(model),
         "model.forward_hooks": lambda: _hooks(model),
-        "model.attention_backend_resolved_sdpa": lambda: _sdpa(config),
-        "torch.compile.active": lambda: (
-            hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
-        ),
+        "model.attention_backend_resolved_sdpa": lambda: _sdpa(model, config),
         "adapter.names": lambda: _adapters(model),
     }
 
@@ -296,13 +293,16 @@ def _offload(model: Any) -> bool:
     return bool(places & {"cpu", "disk"}) and len(places) > 1
 
 
-def _sdpa(config: Any) -> object:
-    """Name the kernels that SDPA may choose from, by the switches in force when the model was read."""
+def _sdpa(model: Any, config: Any) -> object:
+    """Name the kernels that SDPA may choose from on the devices of a model, by the switches in force at its reading."""
     if getattr(config, "_attn_implementation", None) != "sdpa":
         raise Moot("attention does not run through SDPA")
-    cuda = module("torch").backends.cuda
-    names = ("flash", "mem_efficient", "math", "cudnn")
-    return [name for name in names if getattr(cuda, f"{name}_sdp_enabled")()]
+    torch = module("torch")
+    devices = {tensor.device.type for tensor in tensors(model)}
+    names = ["flash", "math"] if "cpu" in devices or "cuda" in devices else ["math"]
+    if "cuda" in devices:
+        names = ["flash", "mem_efficient", "math", *([] if torch.version.hip else ["cudnn"])]
+    return [name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
 
 
 def _plain(value: Any) -> Any:
@@ -338,15 +338,22 @@ def tensors(model: Any, buffers: bool = True) -> Iterator[Any]:
 def guard(model: Any) -> tuple[object, ...]:
     """Return what is equal between two calls if nobody touched the model: a few microseconds a module.
 
-    Identity, version and address of every tensor, the training bits, hooks, a forward put in another's place, the
-    adapters in force, and the settings that act without a tensor.
+    Identity, version and address of every tensor, the modules, training bits, hooks, a forward or a compiled call put
+    in another's place, the adapters in force, and the settings that act without a tensor. What stands last can change
+    while every tensor stays; `load` leaves it out.
     """
     seen: list[object] = []
     kinds: set[type] = set()
-    for part in modules(model):
+    parts = list(modules(model))
+    for part in parts:
         slots = part.__dict__
         kinds.add(type(part))
-        seen.append((part.training, len(part._forward_hooks), len(part._forward_pre_hooks), id(slots.get("forward"))))
+        seen.append(part.training)
+        if part._forward_hooks or part._forward_pre_hooks:
+            # by their numbers, which are never given twice: another hook may lie where the last one lay
+            seen.append((*part._forward_hooks, 0, *part._forward_pre_hooks))
+        if "forward" in slots or "_compiled_call_impl" in slots:
+            seen.append((id(part), id(slots.get("forward")), id(slots.get("_compiled_call_impl"))))
         if "merged_adapters" in slots:  # a merge writes past the version of the tensor that it changes
             seen.append((tuple(part.merged_adapters), identity.force(part)))
         for table in (part._parameters, part._buffers):
@@ -354,14 +361,21 @@ def guard(model: Any) -> tuple[object, ...]:
                 if item is not None:
                     seen.append(_mark(item))
     config = getattr(model, "config", None)
+    ids = list(map(id, parts))
     return (
+        hash(tuple(ids)),
         hash(frozenset((kind, getattr(kind, "forward", None)) for kind in kinds)),
         hash(tuple(seen)),
         len(seen),
         getattr(config, "_attn_implementation", None),
         getattr(config, "_experts_implementation", None),
-        getattr(model, "_compiled_call_impl", None) is not None,
+        structure.marks(model, parts, ids),
     )
+
+
+def load(guard: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the part of a guard that says whether the tensors may be others: they would be hashed again."""
+    return guard[:-1]
 
 
 def _mark(tensor: Any) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ CODE = {
     "prefix_allowed_tokens_fn": "the function that allows tokens", "custom_generate": "the decoding loop",
     "assistant_model": "the model that drafts", "negative_prompt_ids": "the negative prompt",
 }  # fmt: skip
+INSIDE = {f"{name}_{part}" for name in (*CODE, "constraints") for part in ("values", "code")}  # told with the code
 IDLE = {"streamer", "synced_gpus"}  # they watch, or wait for others: no token depends on them
 HARMLESS = {"use_model_defaults", "trust_remote_code"}
 BUILT = {"CompileConfig"}  # settings that are objects, and made of data alone
@@ -186,7 +187,7 @@ def _settings(made: Plan, run: Run) -> None:
     places = {CALL: made.call, CONFIG: made.config, MODEL: made.own}
     for name, item in sorted(run.fields.items()):
         key = name.removeprefix(PREFIX)
-        if key == name or key in DERIVED or key in IDLE or item.state in (State.NOT_APPLICABLE, State.UNKNOWN):
+        if key == name or key in DERIVED | IDLE | INSIDE or item.state in (State.NOT_APPLICABLE, State.UNKNOWN):
             continue
         if key in CODE:
             if item.value is not None:

@@ -765,6 +765,45 @@ def test_the_plain_values_of_processors_are_recorded_as_they_were_before_the_cal
     assert "generation.stopping_criteria_values" not in run.fields
 
 
+SECRET = "hf_abcdefghijklmnop1234"
+
+
+def _chosen(token: int) -> Any:
+    return lambda ids, scores: torch.nn.functional.one_hot(torch.tensor([token]), 64).float() + scores * 0
+
+
+@pytest.mark.parametrize(
+    "name", ["logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "custom_generate"]
+)
+def test_code_of_the_caller_is_told_apart_by_what_it_does(db: Path, name: str) -> None:
+    make: dict[str, Any] = {
+        "logits_processor": lambda n: [_chosen(n)],
+        "stopping_criteria": lambda n: [lambda ids, _: torch.tensor([ids.shape[1] > n])],
+        "prefix_allowed_tokens_fn": lambda n: lambda row, ids: [n],
+        "custom_generate": lambda n: lambda model, input_ids, **_: input_ids + n,
+    }
+    found = []
+    for number in (7, 7, 8):
+        _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=4, **{name: make[name](number)})
+        found.append(run.fields[f"generation.{name}_code"])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    assert found[0].state is State.VALUE
+    assert found[0].source == "call"
+
+
+def test_code_that_cannot_be_seen_is_unknown_and_a_secret_in_it_leaves_no_trace(db: Path) -> None:
+    held = models.llama()
+    unseen, sealed = (lambda ids, scores: (scores, held)[0]), (lambda ids, scores, key=SECRET: scores)
+    _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=2, logits_processor=[unseen])
+    said = run.fields["generation.logits_processor_code"]
+    assert said.state is State.UNKNOWN
+    assert said.reason == "it holds a model or a layer (held), whose weights are not those of this one"
+    _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=2, logits_processor=[sealed])
+    assert _value(run, "generation.logits_processor_code")[0].startswith("hmac:")  # type: ignore[index]
+    assert all(SECRET.encode() not in path.read_bytes() for path in db.parent.rglob("*") if path.is_file())
+
+
 def test_only_so_many_values_of_one_processor_are_kept(db: Path) -> None:
     many = _Ban(7, **{f"n{n:02}": n for n in range(40)})
     _, run = _call(db, models.llama(), models.tensor(), max_new_tokens=1, logits_processor=[many])

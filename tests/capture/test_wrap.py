@@ -300,7 +300,7 @@ DOORS = {
     "functions._async_generator", "functions._awaited", "functions.Steps.__init__", "functions.Steps.__iter__",
     "functions.Steps.__next__", "functions.Steps._step", "functions.Steps.close", "functions.Steps.send",
     "functions.Steps.throw", "observe.recorded", "observe.seam", "wrap._pipeline_init",
-    "wrap.wrap", "wrap._plain", "wrap.instrument", "wrap.uninstrument", "wrap._patch", "wrap._install_seam",
+    "wrap.wrap", "wrap._inside", "wrap._plain", "wrap.instrument", "wrap.uninstrument", "wrap._patch", "wrap._install_seam",
     "wrap._generators", "wrap._remember_tokenizers", "wrap.watch", "wrap.unwatch", "wrap.Watcher.__init__",
     "wrap.Watcher.find_spec", "recorder.configure", "recorder.refused", "recorder.shutdown",
     "recorder.Harmless.__init__", "recorder.Harmless.__enter__", "recorder.Harmless.__exit__",
@@ -313,7 +313,7 @@ BACKGROUND = {
     "models.Models.__init__", "models.Models.unlock", "models.Models.draft",
     "models.Models.prepare", "models.Models._read", "observe._names", "recorder.Recorder._tend",
     "recorder.Recorder._write_here", "recorder.Recorder.ensure_writer", "recorder.Recorder.failed",
-    "recorder._after_fork", "opening.launch_writer", "opening.read_target", "wrap._loaded",
+    "recorder._after_fork", "recorder._before_fork", "recorder._forked", "opening.launch_writer", "opening.read_target", "wrap._loaded",
     # Where a level is not reached, or nothing is recorded: tests/capture/test_failure.py passes them.
     "recorder.Recorder._late", "recorder._unrecorded",
 }  # fmt: skip
@@ -984,3 +984,26 @@ def test_what_wrap_keeps_of_models_ends_with_them() -> None:
     del model
     gc.collect()
     assert len(wrapping._wrapped) == count - 1
+
+
+def test_a_model_that_torch_compile_holds_is_recorded_as_itself_and_its_output_kept(db: Path) -> None:
+    """`generate` of such a model runs the model inside, uncompiled: that is what the record says, bit for bit."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    held = models.llama()
+    model = torch.compile(held, backend=backend)
+    settings = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True}
+    bare = model.generate(models.tensor(), **settings)
+    assert provenance.wrap(provenance.wrap(model)) is model
+    seen = model.generate(models.tensor(), **settings)
+    assert torch.equal(bare.sequences, seen.sequences)
+    assert all(map(torch.equal, bare.logits, seen.logits))
+    run = models.last(db)
+    assert run.fields["model.class"].value == f"{type(held).__module__}.{type(held).__qualname__}"
+    assert run.fields["torch.compile.active"].value is bool(graphs)
+    provenance.uninstrument(model)
+    assert "generate" not in vars(held)

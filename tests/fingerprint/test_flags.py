@@ -145,7 +145,7 @@ def test_every_switch_has_a_value_in_the_torch_of_the_tests() -> None:
 def test_every_switch_of_the_catalogue_is_read() -> None:
     """Declared and not read would be a promise that nobody keeps."""
     elsewhere = {"torch.backends.cuda.is_flash_attention_available", "torch.backends.kleidiai", "torch.num_interop_threads",
-                 "torch.backends.mkldnn.acl", "torch.compile.active", "torch.compile.mode_backend", "mkl.num_threads",
+                 "torch.backends.mkldnn.acl", "torch.compile.active", "torch.compile.mode_backend", "torch.compile.modules", "mkl.num_threads",
                  "torch.compile.recompiled", "torch.jit.profiling", "torch.compile.graphs_before",
                  "torch.compile.graphs_after", "torch.autocast"}  # fmt: skip
     declared = {name for name, spec in table().items() if spec.group in ("framework_flags", "determinism_flags")}

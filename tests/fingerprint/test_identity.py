@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import provenance
 from provenance.catalogue.fields import spec
 from provenance.facts import Field, State
-from provenance.fingerprint import identity
+from provenance.fingerprint import code, identity
 from provenance.fingerprint import model as readers
 from tests.fakes import models
 
@@ -181,7 +181,7 @@ def test_a_forward_put_in_another_s_place_is_named_and_the_guard_sees_it(
     model = models.llama()
     guard = readers.guard(model)
     patch(model, monkeypatch)
-    (found,) = identity.patches(model.modules())
+    (found,) = code.patches(model.modules())
     assert _fields(model)["model.monkey_patched"].value == [found]
     assert found.startswith("LlamaAttention.forward")
     assert __name__ in found
@@ -194,7 +194,7 @@ def test_another_patch_of_the_same_name_is_another_patch(monkeypatch: pytest.Mon
         source = f"def forward(self, x):\n    return x + {number}\n"
         part = nn.Linear(2, 2)
         part.forward = _module("patching", tmp_path / "p.py", source, monkeypatch).forward
-        found.append(identity.patches([part])[0])
+        found.append(code.patches([part])[0])
     assert found[0] != found[1]
     assert "Linear.forward of the object is patching.forward" in found[0]
 
@@ -202,8 +202,8 @@ def test_another_patch_of_the_same_name_is_another_patch(monkeypatch: pytest.Mon
 def test_what_torch_transformers_and_we_do_is_no_patch() -> None:
     model = provenance.wrap(models.llama())
     model.generate(models.tensor(), max_new_tokens=2)
-    assert identity.patches(model.modules()) == []
-    assert identity.patches(torch.compile(models.llama(), backend="eager").modules()) == []
+    assert code.patches(model.modules()) == []
+    assert code.patches(torch.compile(models.llama(), backend="eager").modules()) == []
 
 
 # -- training ---------------------------------------------------------------------------------------

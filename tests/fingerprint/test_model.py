@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AttentionInterface
 
 from provenance.catalogue.fields import spec
 from provenance.facts import Field, State
@@ -199,6 +200,11 @@ def _hook(model: Any) -> None:
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output)
 
 
+def _rehook(model: Any) -> None:
+    _hook(model)
+    model.model.layers[0]._forward_hooks.popitem(False)
+
+
 def _pre_hook(model: Any) -> None:
     model.model.layers[0].register_forward_pre_hook(lambda module, inputs: None)
 
@@ -220,6 +226,15 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "the type": lambda model: model.half(),
     "the training bit of one module": lambda model: model.model.layers[1].mlp.train(),
     "a hook": _hook, "a hook before": _pre_hook, "the attention": _attention,
+    "another hook in the place of one": lambda model: _rehook(model),
+    "a compiled forward": lambda model: setattr(model, "forward", torch.compile(model.forward, backend="eager")),
+    "a compiled layer": lambda model: model.model.layers[0].compile(backend="eager"),
+    "a scaling": lambda model: setattr(model.model.layers[0].self_attn, "scaling", 50.0),
+    "a setting from -1 to -2": lambda model: setattr(model.model, "padding_idx", -2),
+    "an activation": lambda model: setattr(model.model.layers[0].mlp, "act_fn", nn.Tanh()),
+    "an attribute more": lambda model: setattr(model.lm_head, "factor", 2.0),
+    "a function under a known name": lambda _: AttentionInterface.register("eager_too", _hook),
+    "a hook on every module": lambda _: nn.modules.module.register_module_forward_pre_hook(lambda *_: None),
     "a module put in the place of another": lambda model: setattr(model.model.layers[0], "mlp", models.llama(9).lm_head),
     "a module taken away": lambda model: model.model.layers.pop(1),
     "a module more": lambda model: model.add_module("extra", nn.Linear(2, 2)),
@@ -227,13 +242,25 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+# What leaves every tensor what it was: no weights are hashed again.
+KEPT = {"a scaling", "a setting from -1 to -2", "an attribute more", "a function under a known name",
+        "a hook on every module"}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_the_guard_notices(name: str) -> None:
     model = models.llama()
+    model.model.padding_idx = -1
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: None)
     before = readers.guard(model)
     assert readers.guard(model) == before
-    CHANGES[name](model)
-    assert readers.guard(model) != before
+    try:
+        CHANGES[name](model)
+        assert readers.guard(model) != before
+        assert (readers.load(readers.guard(model)) == readers.load(before)) == (name in KEPT)
+    finally:
+        AttentionInterface._global_mapping.pop("eager_too", None)
+        nn.modules.module._global_forward_pre_hooks.clear()
 
 
 @contextmanager
