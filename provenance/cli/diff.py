@@ -26,7 +26,7 @@ FailOn = Annotated[
     str, typer.Option("--fail-on", metavar="VERDICTS", help="Verdicts that give exit code 1, by commas.")
 ]
 Allow = Annotated[
-    list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if this is the sole cause.")
+    list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if every cause that decides is one.")
 ]
 Vary = Annotated[
     list[str] | None, typer.Option("--vary", metavar="FIELD", help="Meant to differ: listed, and no cause.")

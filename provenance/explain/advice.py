@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
 from provenance.explain.conditions import value
+from provenance.explain.own import looks
 from provenance.explain.rules import Pair
 
 NO_TOGGLE = ("", "-", "none")
@@ -147,6 +148,17 @@ def unexplained(pair: Pair, unknown: list[dict[str, Any]]) -> str:
             said += " Equal runs give equal logits here, and these moved: no recorded difference accounts for that."
         said += " No field holds what a module keeps as a plain attribute (a scaling, a window): compare those by hand."
     return said
+
+
+def own(causes: list[dict[str, Any]], other: str) -> list[str]:
+    """Say how to find out whether a field of the caller's own acts; an identifier is not worth the run."""
+    named = [item["field"] for item in causes if not looks(item["field"], item["a"], item["b"])]
+    if not named:
+        return []
+    said = (
+        f"Whether {' or '.join(named[:3])} acts on an output, only a run can tell: run A's prompt again with it as in B"
+    )
+    return [f"{said}, all else as in A, and see what `provenance diff {identifier(other)} last` says."]
 
 
 def _opaque(pair: Pair) -> list[str]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from provenance.catalogue.fields import Spec, spec
-from provenance.explain import conditions, tokens
+from provenance.explain import conditions, own, tokens
 from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
@@ -49,6 +49,8 @@ class Cause:
     declared: Spec
     score: float
     together: list[str] = field(default_factory=list)
+    vague: bool = False  # a field of the caller's own, which nothing speaks for
+    seen: Evidence | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +61,11 @@ class Ranking:
     dismissed: list[dict[str, Any]]
     unknown: list[dict[str, Any]]
     undecided: bool = False  # what was not recorded would beat every candidate
+
+    @property
+    def blamed(self) -> list[dict[str, Any]]:
+        """Return the causes that explain something: a field of which nobody knows what it does does not."""
+        return own.blamed(self.causes)
 
 
 def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: History | None = None) -> Ranking:
@@ -76,7 +83,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
             dismissed.append(_entry(difference) | {"because": why})
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
-            candidates.append(Cause(difference.name, difference, declared, score))
+            candidates.append(_candidate(difference, declared, score, (history or {}).get(difference.name)))
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
     deciders = {ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
     deciders = {name: why for name, why in deciders.items() if why}
@@ -94,9 +101,18 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     undecided = bool(deciders) or (strongest >= DECISIVE and strongest > best)
     unknown = _unknown(blind, strengths, best if undecided else None, deciders)
     total = sum(cause.score for cause in causes) + UNRECORDED + strongest
-    confidences = _confidences([cause.score for cause in causes], total)
+    vague = bool(causes) and causes[0].vague
+    confidences = (own.shares if vague else _confidences)([cause.score for cause in causes], total)
     entries = [_cause(cause, causes, sure, pair) for cause, sure in zip(causes, confidences, strict=True)]
     return Ranking(entries, dismissed, unknown, undecided)
+
+
+def _candidate(difference: Difference, declared: Spec, score: float, seen: Evidence | None) -> Cause:
+    """Make a candidate; what nobody knows stands at the end of the line until the past accuses it."""
+    vague = own.is_own(difference.name) and (seen is None or seen.q > ACCUSED)
+    if vague:
+        score *= own.weight(difference.name, difference.a.value, difference.b.value, seen)
+    return Cause(difference.name, difference, declared, score, vague=vague, seen=seen)
 
 
 def _unknown(
@@ -253,7 +269,7 @@ def _grouped(candidates: list[Cause]) -> list[Cause]:
             cause.together = members[1:]
             cause.score = max(table[name].score for name in members)
             folded.append(cause)
-    return sorted(folded, key=lambda cause: (-cause.score, -cause.declared.prior, cause.name))
+    return sorted(folded, key=lambda cause: (cause.vague, -cause.score, -cause.declared.prior, cause.name))
 
 
 def _confidences(scores: Many[float], total: float) -> list[float]:
@@ -274,9 +290,10 @@ def _confidences(scores: Many[float], total: float) -> list[float]:
 
 
 def _cause(cause: Cause, causes: list[Cause], sure: float, pair: Pair) -> dict[str, Any]:
-    others = [other.name for other in causes if other is not cause and other.score >= AS_GOOD * cause.score]
+    rivals = [other for other in causes if other is not cause and other.vague == cause.vague]
+    others = [other.name for other in rivals if other.score >= AS_GOOD * cause.score]
     return _entry(cause.difference) | {
-        "effect": cause.declared.effect,
+        "effect": own.UNKNOWN if cause.vague else cause.declared.effect,
         "dimension": cause.declared.dimension,
         "confidence": sure,
         "because": _because(cause, pair),
@@ -293,6 +310,8 @@ def _entry(difference: Difference) -> dict[str, Any]:
 def _because(cause: Cause, pair: Pair) -> str:
     evidence = pair.evidence
     moved = ""
+    if cause.vague:
+        return own.because(cause.name, cause.difference.a.value, cause.difference.b.value, cause.seen)
     if cause.name == ASKED:
         at, *_ = first_difference(pair)
         return f"the token ids that reached the model differ from token {at} on"

@@ -11,7 +11,7 @@ from typing import Any
 from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
 from provenance.explain import advice as advising
-from provenance.explain import causes, conditions, fields, tokens
+from provenance.explain import causes, conditions, fields, own, tokens
 from provenance.explain.natures import FUNCTIONAL, nature
 from provenance.explain.rules import TENSORS, Pair
 from provenance.facts import Run, Sequence
@@ -52,6 +52,7 @@ def compare(
         | {
             "first_divergent_token": item["outputs"]["first_divergent_token"],
             "causes": [cause["field"] for cause in item["causes"]],
+            "deciding": own.deciding(item["causes"]),
         }
         for item in pairs
     ]
@@ -153,7 +154,7 @@ def _judge(
         ranking.dismissed = [{"field": i["field"], "a": i["a"], "b": i["b"], "because": why} for i in calm]
         ranking.causes = []
     verdict = _verdict(case, ranking, parts, excused=bool(meant))
-    explained = bool(ranking.causes) or not parts
+    explained = bool(ranking.blamed) or not parts
     return {
         "a": {"run": a.run_id, "prompt": one.row, "return": one.ret},
         "b": {"run": b.run_id, "prompt": other.row, "return": other.ret},
@@ -206,16 +207,17 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = F
         return INCONCLUSIVE if ranking.undecided else NOT_COMPARABLE
     if ranking.undecided:
         return INCONCLUSIVE
+    blamed = ranking.blamed
     # Other tensors are another model, however little they moved the logits; a cast of equal ones is none.
-    if any(item["field"] in TENSORS for item in ranking.causes):
+    if any(item["field"] in TENSORS for item in blamed):
         return NOT_COMPARABLE
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
     # Logits that moved where nothing differs that could move them are the work of something unseen.
-    unseen = not ranking.causes and not excused and case.repeats and case.evidence.kind == "rounding"
-    if case.evidence.near_tie and not unseen and not (ranking.causes and _functional(ranking.causes[0])):
+    unseen = not blamed and not excused and case.repeats and case.evidence.kind == "rounding"
+    if case.evidence.near_tie and not unseen and not (blamed and _functional(blamed[0])):
         return NEAR_TIE
     other = case.weights_equal is False and not case.beneath
-    if other and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
+    if other and (not blamed or case.evidence.kind in ("large", "unknown")):
         return NOT_COMPARABLE
     return DIVERGENT
 
@@ -270,11 +272,12 @@ def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> l
     """Say what to do next. Only what exists is named."""
     if not parts:
         return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
-    advice = advising.tie(case, ranking.causes) if verdict == NEAR_TIE else []
-    if not ranking.causes:
+    advice = advising.tie(case, ranking.blamed) if verdict == NEAR_TIE else []
+    if not ranking.blamed:
         advice.append(advising.unexplained(case, ranking.unknown))
+        advice += advising.own(own.vague(ranking.causes), case.b.run_id)
     else:
-        advice += advising.steps(ranking.causes[0], case.b.run_id)
+        advice += advising.steps(ranking.blamed[0], case.b.run_id)
     if verdict == INCONCLUSIVE:
         advice.append("Record both runs with that field known, then compare again.")
     return advice

@@ -13,7 +13,7 @@ from typing import Any
 
 from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
-from provenance.explain import advice, fields
+from provenance.explain import advice, fields, own
 from provenance.explain.compare import Named, Place, compare, parting
 from provenance.facts import Field, Run, Sequence
 
@@ -300,9 +300,10 @@ def _heed(answer: dict[str, Any], split: Mapping[str, Any]) -> None:
         key=lambda cause: cause["field"] not in exact,
     )
     answer["dismissed"] += [{"field": c["field"], "a": c["a"], "b": c["b"], "because": why[c["field"]]} for c in gone]
-    answer["explained"] = bool(answer["causes"]) or answer["verdict"] == "same"
+    answer["explained"] = bool(own.blamed(answer["causes"])) or answer["verdict"] == "same"
     answer["pairs"][0] |= {
         "causes": [cause["field"] for cause in answer["causes"]],
+        "deciding": own.deciding(answer["causes"]),
         "explained": answer["explained"],
     }
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any
 
+from provenance.explain import own
+
 HEADLINES = {
     "same": "Same: the outputs are equal.",
     "near_tie": "Near tie: rounding turned a choice between two tokens that were as good as equal.",
@@ -20,6 +22,7 @@ WHERE = {
     "prompt": "the prompts differ", "ids": "the token ids that reached the model differ",
 }  # fmt: skip
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+OWN = "Fields of your own that differ, of which it is not known whether they act"
 DISMISSED_SHOWN = 8
 COLUMNS_SHOWN = 5
 VALUE_CHARS = 60
@@ -149,22 +152,36 @@ def _token(side: dict[str, Any], text: Text) -> str:
 def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if answer["verdict"] == "same":
         return []
-    if not answer["causes"]:
-        other = "other " if answer.get("declared") else ""
-        return [("plain", ""), ("head", f"No {other}recorded difference explains it.")]
-    found: list[tuple[str, str]] = [
-        ("plain", ""),
-        ("head", "Likely cause" if len(answer["causes"]) == 1 else "Likely causes"),
-    ]
-    for number, cause in enumerate(answer["causes"], 1):
-        values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
-        weight = f"{cause['effect']}, confidence {cause['confidence']:.2f}" + ", allowed" * cause.get("allowed", False)
-        found.append(("cause", f"  {number}. {cause['field']}: {values}   [{weight}]"))
-        found.append(("plain", f"     {cause['because']}."))
-        if cause["with"]:
-            found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
-        if cause["alternatives"]:
-            found.append(("plain", f"     As good an explanation: {', '.join(cause['alternatives'][:4])}."))
+    blamed, vague = own.blamed(answer["causes"]), own.vague(answer["causes"])
+    found: list[tuple[str, str]] = [("plain", "")]
+    if not blamed:
+        found.append(("head", unblamed(answer)))
+    else:
+        found.append(("head", "Likely cause" if len(blamed) == 1 else "Likely causes"))
+    for number, cause in enumerate(blamed, 1):
+        found += _cause(cause, f"  {number}. ")
+    if vague:
+        found += [("plain", ""), ("head", OWN)]
+    for cause in vague:
+        found += _cause(cause, "  ")
+    return found
+
+
+def unblamed(answer: dict[str, Any]) -> str:
+    """Say that nothing recorded is known to explain it."""
+    other = "other " if answer.get("declared") else ""
+    return f"No {other}recorded difference explains it."
+
+
+def _cause(cause: dict[str, Any], mark: str) -> list[tuple[str, str]]:
+    values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
+    effect = "effect unknown" if cause["effect"] == own.UNKNOWN else cause["effect"]
+    weight = f"{effect}, confidence {cause['confidence']:.2f}" + ", allowed" * cause.get("allowed", False)
+    found = [("cause", f"{mark}{cause['field']}: {values}   [{weight}]"), ("plain", f"     {cause['because']}.")]
+    if cause["with"]:
+        found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
+    if cause["alternatives"]:
+        found.append(("plain", f"     As good an explanation: {', '.join(cause['alternatives'][:4])}."))
     return found
 
 
