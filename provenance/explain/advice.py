@@ -150,6 +150,12 @@ def unexplained(pair: Pair, unknown: list[dict[str, Any]]) -> str:
     return said
 
 
+def excused(excuse: list[dict[str, Any]]) -> list[str]:
+    """Say that what was declared explains it; the exit code stays that of the verdict."""
+    names = ", ".join(item["field"] for item in excuse)
+    return [f"The declared difference explains it: {names}. `--allow` in place of `--vary` lets the comparison pass."]
+
+
 def own(causes: list[dict[str, Any]], other: str) -> list[str]:
     """Say how to find out whether a field of the caller's own acts; an identifier is not worth the run."""
     named = [item["field"] for item in causes if not looks(item["field"], item["a"], item["b"])]

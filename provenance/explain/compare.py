@@ -153,20 +153,40 @@ def _judge(
         calm = ranking.causes + ranking.dismissed
         ranking.dismissed = [{"field": i["field"], "a": i["a"], "b": i["b"], "because": why} for i in calm]
         ranking.causes = []
-    verdict = _verdict(case, ranking, parts, excused=bool(meant))
-    explained = bool(ranking.blamed) or not parts
+    excuse = _excuse(meant, blind, case, declared, history) if parts and not ranking.blamed else []
+    if excuse:
+        ranking.undecided = False
+    verdict = _verdict(case, ranking, parts, excused=bool(excuse))
+    explained = bool(ranking.blamed or excuse) or not parts
     return {
         "a": {"run": a.run_id, "prompt": one.row, "return": one.ret},
         "b": {"run": b.run_id, "prompt": other.row, "return": other.ret},
         "layer": _layer(case, parts), "explained": explained, "verdict": verdict, "inputs": inputs,
         "outputs": _outputs(case), "causes": ranking.causes, "dismissed": ranking.dismissed,
-        "unknown": ranking.unknown, "declared": [_plain(item) for item in meant],
-        "advice": _advice(case, ranking, verdict, parts),
+        "unknown": ranking.unknown, "declared": _meant(meant, excuse),
+        "advice": advising.excused(excuse) if excuse else _advice(case, ranking, verdict, parts),
     }  # fmt: skip
 
 
-def _plain(item: fields.Difference) -> dict[str, Any]:
-    return {"field": item.name, "a": fields.document(item.a), "b": fields.document(item.b)}
+def _excuse(
+    meant: list[fields.Difference],
+    blind: list[fields.Blind],
+    case: Pair,
+    declared: Named,
+    history: causes.History | None,
+) -> list[dict[str, Any]]:
+    """Return the declared differences that account for it, where nothing that was not recorded would do better."""
+    found = causes.rank(meant, blind, case, history)
+    return [] if found.undecided else [item for item in found.blamed if declared(item["field"])]
+
+
+def _meant(meant: list[fields.Difference], excuse: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """List what was declared, with those that account for the difference marked; the input itself is no field."""
+    listed = [{"field": item.name, "a": fields.document(item.a), "b": fields.document(item.b)} for item in meant]
+    names = {item["field"] for item in listed}
+    listed += [{key: item[key] for key in ("field", "a", "b")} for item in excuse if item["field"] not in names]
+    explains = {item["field"] for item in excuse}
+    return [item | ({"explains": True} if item["field"] in explains else {}) for item in listed]
 
 
 def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Case(NamedTuple):
     allowed: bool
     causes: tuple[str, ...]
     at: int | None
+    explained: bool = False  # by what was declared, where it has no causes
 
 
 def verdicts(given: str) -> frozenset[str]:
@@ -83,6 +84,7 @@ def cases(answer: dict[str, Any]) -> list[Case]:
         Case(
             f"{story.place(pair['a'])} {story.place(pair['b'])}", pair["a"], pair["b"], pair["verdict"], pair["exit"],
             pair["allowed"], tuple(pair["causes"]) if pair["deciding"] else (), pair["first_divergent_token"],
+            pair["explained"],
         )
         for pair in answer["pairs"]
     ]  # fmt: skip
@@ -94,6 +96,8 @@ def sentence(case: Case) -> str:
     causes = f" Likely: {', '.join(case.causes[:4])}." if case.causes else ""
     if case.verdict == SAME:
         causes = ""
+    elif case.explained and not case.causes:
+        causes = " The declared difference explains it."
     elif not case.causes:
         causes = " No recorded difference explains it."
     return story.visible(f"{RULES[case.verdict]}{where}.{causes}{' Allowed.' if case.allowed else ''}")

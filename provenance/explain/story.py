@@ -168,7 +168,9 @@ def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def unblamed(answer: dict[str, Any]) -> str:
-    """Say that nothing recorded is known to explain it."""
+    """Say that nothing recorded is known to explain it, or that what was declared does."""
+    if explaining := [item["field"] for item in answer.get("declared", []) if item.get("explains")]:
+        return f"The declared difference explains it: {', '.join(explaining)}."
     other = "other " if answer.get("declared") else ""
     return f"No {other}recorded difference explains it."
 

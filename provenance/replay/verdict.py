@@ -107,7 +107,8 @@ def told(answer: dict[str, Any]) -> str:
     where = f", from token {at} on" if at is not None else ""
     blamed = own.blamed(answer["causes"])
     if not blamed:
-        return f"{text}{where}; no recorded difference explains it"
+        said = story.unblamed(answer)
+        return f"{text}{where}; {said[0].lower()}{said[1:-1]}"
     first = blamed[0]
     return f"{text}{where}; likely {first['field']}: {_side(first['a'])} then, {_side(first['b'])} now"
 

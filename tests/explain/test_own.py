@@ -6,7 +6,9 @@ import pytest
 
 from provenance.explain import compare, own, page, reports, story
 from provenance.explain.history import Counts, Evidence
+from provenance.replay import verdict
 from tests.explain.test_compare import pair
+from tests.fakes.runs import run, unknown
 
 FAR: dict[str, Any] = {"moved": 9.0, "margin": 3.0}
 
@@ -129,3 +131,40 @@ def test_a_cause_of_little_confidence_is_a_remainder() -> None:
     ]
     assert own.deciding(causes) == ["a.b", "c.d"]
     assert own.deciding([]) == []
+
+
+def meant(name: str, a: dict[str, Any], b: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return compare.compare(*pair(a, b, **more), declared=lambda field: field == name)
+
+
+def test_what_was_declared_explains_where_nothing_else_does() -> None:
+    one, other = (
+        run([[5, 6]], fields={"generation.max_new_tokens": 2}),
+        run([[5]], fields={"generation.max_new_tokens": 1}),
+    )
+    found = compare.compare(one, other, declared=lambda name: name == "generation.max_new_tokens")
+    assert (found["causes"], found["explained"], found["verdict"]) == ([], True, "divergent")
+    assert found["declared"] == [{"field": "generation.max_new_tokens", "a": 2, "b": 1, "explains": True}]
+    (advice,) = found["advice"]
+    assert advice.startswith("The declared difference explains it: generation.max_new_tokens. `--allow` in place of")
+    assert ("head", "The declared difference explains it: generation.max_new_tokens.") in story.lines(found)
+    assert reports.settle(found, None, lambda _: True) == 1
+    assert reports.sentence(reports.cases(found)[0]).endswith("The declared difference explains it.")
+    assert verdict.told(found).endswith("; the declared difference explains it: generation.max_new_tokens")
+
+
+def test_what_was_declared_explains_nothing_that_it_cannot_have_done() -> None:
+    found = meant("torch.num_threads", {"torch.num_threads": 1}, {"torch.num_threads": 7}, **FAR)
+    assert (found["explained"], "explains" in found["declared"][0]) == (False, False)
+    assert found["advice"][0].startswith("Unexplained: ")
+    found = meant("request.id", {"request.id": "q1"}, {"request.id": "q2"}, **FAR)
+    assert not found["explained"]
+    lost = {"weights.loaded_root": unknown("weights.loaded_root")}
+    found = meant("model.sliding_window", {"model.sliding_window": 1} | lost, {"model.sliding_window": 2}, **FAR)
+    assert (found["explained"], found["verdict"]) == (False, "inconclusive")
+
+
+def test_an_input_that_was_meant_to_differ_is_listed_too() -> None:
+    one, other = run([[5]], [[1, 2]]), run([[6]], [[1, 3]])
+    found = compare.compare(one, other, declared=lambda name: name == "input.token_ids")
+    assert found["declared"] == [{"field": "input.token_ids", "a": 2, "b": 3, "explains": True}]
