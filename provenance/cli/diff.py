@@ -175,7 +175,7 @@ def _saying(answer: dict[str, Any], a: Run, b: Run, json: bool, markdown: bool) 
 def outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
     """Show the two outputs of the pair, where their texts were kept."""
     texts = [_text(run, answer[side]) for run, side in ((a, "a"), (b, "b"))]
-    if answer["verdict"] == "same" or None in texts:
+    if answer["verdict"] == "same" or None in texts or texts[0] == texts[1]:
         return []
     out: list[tuple[str, str]] = [("plain", ""), ("head", "The two outputs")]
     common = render.common(str(texts[0]), str(texts[1]))

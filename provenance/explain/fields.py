@@ -70,7 +70,9 @@ HOLES = "batch.mask_holes"
 GIVEN = frozenset(f"generation.{name}" for name in (
     "logits_processor", "logits_processor_values", "stopping_criteria", "stopping_criteria_values",
     "prefix_allowed_tokens_fn", "assistant_model", "custom_generate", "negative_prompt_ids", "synced_gpus", "streamer",
-))  # fmt: skip
+)) | {"batch.position_ids_sha256"}  # fmt: skip
+# What stood beside the ids is kept as content: a name, then type, shape and digest.
+POSITIONS = {"position_ids": "batch.position_ids_sha256"}
 # One device is one thing, whatever its number.
 GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",
        "shared_memory_per_block", "mig_profile", "mig_mode", "mig_gpu_slices", "mig_compute_slices",
@@ -98,6 +100,10 @@ def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
         fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
         if sequence.padding == 0 and "batch.padding_side" in fields:
             fields["batch.padding_side"] = Field.moot("batch.padding_side", "this prompt was not padded")
+    for line in sequence.media:
+        head, _, told = line.partition(" ")
+        if (name := POSITIONS.get(head)) is not None:
+            fields[name] = Field(name, told) if "sha256:" in told else Field.unknown(name, told)
     hidden = fields.get(HOLES)
     if hidden is not None and isinstance(hidden.value, list):  # a list of ranges for each row of the batch
         own = hidden.value[sequence.row] if sequence.row < len(hidden.value) else []

@@ -243,7 +243,7 @@ def _margins(steps: Many[Step]) -> list[tuple[int, float]]:
 
 
 def _causes(answer: dict[str, Any]) -> str:
-    if answer["verdict"] == "same":
+    if answer["verdict"] == "same" or answer["endings"]["decides"]:
         return ""
     blamed = [_card(cause) for cause in own.blamed(answer["causes"])]
     vague = [_card(cause) for cause in own.vague(answer["causes"])]

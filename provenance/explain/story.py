@@ -39,6 +39,8 @@ def lines(
     out = _many(answer) if answer["runs"] else []
     out += [("head", headline(answer)), ("plain", "")]
     out += [("plain", f"A {place(answer['a'])}"), ("plain", f"B {place(answer['b'])}")]
+    if answer["endings"]["told"] and not answer["endings"]["decides"]:
+        out.append(("plain", f"Note that {answer['endings']['told']}."))
     out += _outputs(answer, text_a, text_b)
     out += _causes(answer)
     out += _dismissed(answer["dismissed"])
@@ -68,6 +70,12 @@ def markdown(answer: dict[str, Any], text_a: Text = lambda _: None, text_b: Text
 def headline(answer: dict[str, Any]) -> str:
     """Return the verdict in a sentence."""
     where = WHERE.get(answer["layer"] or "", "inputs or models differ")
+    if answer["inputs"].get("kind") == "arguments":
+        where = "the arguments differ"
+    ended = answer["endings"]
+    if ended["decides"]:
+        equal = "; what both put out is equal" if answer["outputs"]["equal"] else ""
+        return f"Could not tell: {ended['told']}{equal}."
     return HEADLINES[answer["verdict"]].format(where=where)
 
 
@@ -106,9 +114,14 @@ def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[s
     at = outputs["first_divergent_token"]
     found: list[tuple[str, str]] = []
     first = answer["inputs"]["first_difference"]
-    if first is not None:
+    if first is not None and "path" in first:
+        sides = f"{short(first['a'])} in A, {short(first['b'])} in B"
+        found.append(("plain", f"The arguments part at {first['path']}: {sides}."))
+    elif first is not None:
         found.append(("plain", f"The inputs part at token {first['token']}: {first['a']} in A, {first['b']} in B."))
     if at is None:
+        if outputs["surface_only"]:
+            found.append(("plain", "The outputs part on the surface only."))
         return found + [("plain", f"No token evidence: {why}.") for why in [outputs.get("no_evidence")] if why]
     how = "one output is the beginning of the other; they part" if outputs["prefix"] else "the outputs part"
     found.append(
@@ -150,7 +163,7 @@ def _token(side: dict[str, Any], text: Text) -> str:
 
 
 def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    if answer["verdict"] == "same":
+    if answer["verdict"] == "same" or answer["endings"]["decides"]:
         return []
     blamed, vague = own.blamed(answer["causes"]), own.vague(answer["causes"])
     found: list[tuple[str, str]] = [("plain", "")]
