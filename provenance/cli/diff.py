@@ -26,7 +26,7 @@ FailOn = Annotated[
     str, typer.Option("--fail-on", metavar="VERDICTS", help="Verdicts that give exit code 1, by commas.")
 ]
 Allow = Annotated[
-    list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if this is the sole cause.")
+    list[str] | None, typer.Option("--allow", metavar="FIELD", help="Exit code 0 if every cause that decides is one.")
 ]
 Vary = Annotated[
     list[str] | None, typer.Option("--vary", metavar="FIELD", help="Meant to differ: listed, and no cause.")
@@ -175,7 +175,7 @@ def _saying(answer: dict[str, Any], a: Run, b: Run, json: bool, markdown: bool) 
 def outputs(answer: dict[str, Any], a: Run, b: Run) -> list[tuple[str, str]]:
     """Show the two outputs of the pair, where their texts were kept."""
     texts = [_text(run, answer[side]) for run, side in ((a, "a"), (b, "b"))]
-    if answer["verdict"] == "same" or None in texts:
+    if answer["verdict"] == "same" or None in texts or texts[0] == texts[1]:
         return []
     out: list[tuple[str, str]] = [("plain", ""), ("head", "The two outputs")]
     common = render.common(str(texts[0]), str(texts[1]))

@@ -8,9 +8,15 @@ import re
 from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
+from provenance.explain.calls import Endings, Parted
 from provenance.explain.conditions import value
+from provenance.explain.own import looks
 from provenance.explain.rules import Pair
 
+BLIND_SPOTS = [
+    "an edit of the weights through .data after they were hashed",
+    "position ids given to a call whose content was not kept",
+]
 NO_TOGGLE = ("", "-", "none")
 IDENTIFIER = re.compile(r"[0-9A-Za-z-]{1,64}")
 
@@ -109,14 +115,14 @@ def remedy(name: str) -> tuple[str, str]:
     return f"give {name} one value everywhere", "nothing, once every process is started with it"
 
 
-def steps(cause: dict[str, Any], other: str) -> list[str]:
+def steps(cause: dict[str, Any], other: str, again: str = "run A's prompt again") -> list[str]:
     """Say how to remove a cause, what that costs, and how to prove it; ``other`` is the run B."""
     name = cause["field"]
     setting, cost = remedy(name)
     toggle = spec(name).toggle
     how = f" ({toggle})" if toggle not in NO_TOGGLE else ""
     proof = (
-        f"To prove it, run A's prompt again with {name} as in B{how}, all else as in A: if "
+        f"To prove it, {again} with {name} as in B{how}, all else as in A: if "
         f"`provenance diff {identifier(other)} last` says same, that was it."
     )
     return [f"To remove the cause, {setting}. It costs {cost}.", proof]
@@ -139,14 +145,57 @@ def tie(pair: Pair, causes: list[dict[str, Any]]) -> list[str]:
 def unexplained(pair: Pair, unknown: list[dict[str, Any]]) -> str:
     """Say that nothing recorded explains it, what would have had to be recorded, and what no field holds."""
     deciding = [item["field"] for item in unknown if item["would_decide"]]
-    likely = [*deciding[:5], *_opaque(pair)] or [item["field"] for item in unknown[:3]]
+    likely = [*deciding[:5], *_opaque(pair), *_unseen(pair)] or [item["field"] for item in unknown[:3]]
     said = "Unexplained: something that decides was not recorded"
     said += f"; the likeliest are {', '.join(likely)}." if likely else "."
+    if pair.function:
+        return (
+            f"{said} A function can read what is no argument of it: globals, files, the clock, what an object holds. "
+            "Hand that in as a plain argument, or note it with run.set_field."
+        )
     if pair.evidence.kind in ("rounding", "large"):
         if pair.repeats:
             said += " Equal runs give equal logits here, and these moved: no recorded difference accounts for that."
         said += " No field holds what a module keeps as a plain attribute (a scaling, a window): compare those by hand."
     return said
+
+
+def _unseen(pair: Pair) -> list[str]:
+    """Name what no reader of a model sees, where the logits may have moved."""
+    if pair.function or pair.a.runtime != "transformers" or pair.evidence.kind not in ("large", "rounding", "unknown"):
+        return []
+    return BLIND_SPOTS
+
+
+def excused(excuse: list[dict[str, Any]]) -> list[str]:
+    """Say that what was declared explains it; the exit code stays that of the verdict."""
+    names = ", ".join(item["field"] for item in excuse)
+    return [f"The declared difference explains it: {names}. `--allow` in place of `--vary` lets the comparison pass."]
+
+
+def arguments(parted: list[Parted], other: str) -> list[str]:
+    """Say how to compare two calls of a function that was asked two things."""
+    if not parted:
+        return ["To compare what the function does, call it twice with equal arguments."]
+    one = f"To see what {parted[0].path} alone does, call the function with it as in B and all else as in A"
+    return [
+        f"To compare what the function does, call it twice with equal arguments: {_paths(parted)} differed.",
+        f"{one}, then `provenance diff {identifier(other)} last`.",
+    ]
+
+
+def _paths(parted: list[Parted]) -> str:
+    names = [item.path for item in parted]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+
+
+def own(causes: list[dict[str, Any]], other: str, again: str) -> list[str]:
+    """Say how to find out whether a field of the caller's own acts; an identifier is not worth the run."""
+    named = [item["field"] for item in causes if not looks(item["field"], item["a"], item["b"])]
+    if not named:
+        return []
+    said = f"Whether {' or '.join(named[:3])} acts on an output, only a run can tell: {again} with it as in B"
+    return [f"{said}, all else as in A, and see what `provenance diff {identifier(other)} last` says."]
 
 
 def _opaque(pair: Pair) -> list[str]:
@@ -167,6 +216,12 @@ def _opaque(pair: Pair) -> list[str]:
 def calm(run: str) -> list[str]:
     """Say what to do where nothing parts."""
     return [f"Nothing to do. `provenance lock --run {identifier(run)}` writes down what these outputs rest on."]
+
+
+def failed(endings: Endings) -> list[str]:
+    """Say what to do where a call did not end well: what it would have put out, nothing can tell."""
+    one = "both calls" if endings.a and endings.b else "that call"
+    return [f"{endings.told()}: mend that first, make {one} again, then compare."]
 
 
 def blank() -> list[str]:

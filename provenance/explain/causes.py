@@ -12,12 +12,12 @@ from itertools import pairwise
 from typing import Any
 
 from provenance.catalogue.fields import Spec, spec
-from provenance.explain import conditions, tokens
+from provenance.explain import calls, conditions, own, tokens
 from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
-from provenance.explain.rules import FILES, MADE, TENSORS, Pair, dismissal
+from provenance.explain.rules import FILES, MADE, TENSORS, UNLOADED, Pair, dismissal
 from provenance.facts import Field
 from provenance.integrity.secrets import ARGUMENTS, TAKEN
 
@@ -49,6 +49,8 @@ class Cause:
     declared: Spec
     score: float
     together: list[str] = field(default_factory=list)
+    vague: bool = False  # a field of the caller's own, which nothing speaks for
+    seen: Evidence | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +61,11 @@ class Ranking:
     dismissed: list[dict[str, Any]]
     unknown: list[dict[str, Any]]
     undecided: bool = False  # what was not recorded would beat every candidate
+
+    @property
+    def blamed(self) -> list[dict[str, Any]]:
+        """Return the causes that explain something: a field of which nobody knows what it does does not."""
+        return own.blamed(self.causes)
 
 
 def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: History | None = None) -> Ranking:
@@ -76,16 +83,16 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
             dismissed.append(_entry(difference) | {"because": why})
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
-            candidates.append(Cause(difference.name, difference, declared, score))
+            candidates.append(_candidate(difference, declared, score, (history or {}).get(difference.name)))
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
-    deciders = {ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
+    deciders = {ARGUMENTS if pair.function else ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
     deciders = {name: why for name, why in deciders.items() if why}
     # Whether one thing was asked, and of one model, decides before anything else can.
     blind = [*(item for item in blind if item.name not in deciders), *(Blind(*item) for item in deciders.items())]
     strengths |= {name: WEIGHT[spec(ASKED).prior] for name in deciders}
     if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
-        candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
+        candidates.append(_observed(pair, upstream=bool(candidates or rivals) and not pair.function))
     causes = _grouped(candidates)
     # What says one thing with a candidate is no rival of it.
     named = {member for cause in causes for member in group_of(cause.name)}
@@ -94,9 +101,18 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     undecided = bool(deciders) or (strongest >= DECISIVE and strongest > best)
     unknown = _unknown(blind, strengths, best if undecided else None, deciders)
     total = sum(cause.score for cause in causes) + UNRECORDED + strongest
-    confidences = _confidences([cause.score for cause in causes], total)
+    vague = bool(causes) and causes[0].vague
+    confidences = (own.shares if vague else _confidences)([cause.score for cause in causes], total)
     entries = [_cause(cause, causes, sure, pair) for cause, sure in zip(causes, confidences, strict=True)]
     return Ranking(entries, dismissed, unknown, undecided)
+
+
+def _candidate(difference: Difference, declared: Spec, score: float, seen: Evidence | None) -> Cause:
+    """Make a candidate; what nobody knows stands at the end of the line until the past accuses it."""
+    vague = own.is_own(difference.name) and (seen is None or seen.q > ACCUSED)
+    if vague:
+        score *= own.weight(difference.name, difference.a.value, difference.b.value, seen)
+    return Cause(difference.name, difference, declared, score, vague=vague, seen=seen)
 
 
 def _unknown(
@@ -124,6 +140,8 @@ def _unasked(pair: Pair) -> str:
         return f"{TAKEN.format('arguments')} of {' and '.join(taken)}"
     if lost:
         return f"the input of {' and '.join(lost)} was not kept"
+    if pair.function and (kinds := calls.opaque(pair.one, pair.other)):
+        return f"of the arguments of type {', '.join(kinds)} nothing but the type was kept"
     if pair.a.key_id == pair.b.key_id:
         return "the inputs were kept as keys alone, which cover more than the ids: a mask, or embeddings"
     return "the runs hold their inputs as digests under two keys"
@@ -149,6 +167,11 @@ def _beneath(candidates: Many[Cause], pair: Pair) -> str:
 
 def _observed(pair: Pair, upstream: bool) -> Cause:
     """Make the candidate that the inputs themselves are: weaker where something that makes them differs too."""
+    if pair.function:
+        parted = calls.parted(pair.one, pair.other)
+        sides = (parted[0].a, parted[0].b) if parted else (None, None)
+        difference = Difference(ARGUMENTS, *(Field(ARGUMENTS, side) for side in sides))
+        return Cause(ARGUMENTS, difference, spec(ARGUMENTS)._replace(toggle="-"), 1.0)
     at, a, b = first_difference(pair)
     name = ASKED if at is not None else "input.rendered_prompt_sha256"
     difference = Difference(name, Field(name, a), Field(name, b))
@@ -214,6 +237,9 @@ def _strength(item: Blind, pair: Pair, kind: str) -> float:
     if declared.effect == "none" or conditions.moot(declared.active_when, pair.a, pair.b):
         return 0.0
     fits = fit(kind, declared)
+    unloaded = all(side is not None and side.reason.endswith(UNLOADED) for side in _sides(item, pair))
+    if unloaded or (pair.bare and not item.one_sided):
+        return 0.0  # it took no part in either run
     if fits < RULED_OUT or dismissal(Difference(item.name, *_sides(item, pair)), pair):
         return 0.0
     share = ONE_SIDED if item.one_sided else BOTH_SIDED
@@ -253,7 +279,7 @@ def _grouped(candidates: list[Cause]) -> list[Cause]:
             cause.together = members[1:]
             cause.score = max(table[name].score for name in members)
             folded.append(cause)
-    return sorted(folded, key=lambda cause: (-cause.score, -cause.declared.prior, cause.name))
+    return sorted(folded, key=lambda cause: (cause.vague, -cause.score, -cause.declared.prior, cause.name))
 
 
 def _confidences(scores: Many[float], total: float) -> list[float]:
@@ -274,9 +300,10 @@ def _confidences(scores: Many[float], total: float) -> list[float]:
 
 
 def _cause(cause: Cause, causes: list[Cause], sure: float, pair: Pair) -> dict[str, Any]:
-    others = [other.name for other in causes if other is not cause and other.score >= AS_GOOD * cause.score]
+    rivals = [other for other in causes if other is not cause and other.vague == cause.vague]
+    others = [other.name for other in rivals if other.score >= AS_GOOD * cause.score]
     return _entry(cause.difference) | {
-        "effect": cause.declared.effect,
+        "effect": own.UNKNOWN if cause.vague else cause.declared.effect,
         "dimension": cause.declared.dimension,
         "confidence": sure,
         "because": _because(cause, pair),
@@ -293,6 +320,11 @@ def _entry(difference: Difference) -> dict[str, Any]:
 def _because(cause: Cause, pair: Pair) -> str:
     evidence = pair.evidence
     moved = ""
+    if cause.vague:
+        return own.because(cause.name, cause.difference.a.value, cause.difference.b.value, cause.seen)
+    if cause.name == ARGUMENTS and pair.function:
+        paths = [item.path for item in calls.parted(pair.one, pair.other)]
+        return f"the arguments differ: {', '.join(paths[:4])}" if paths else "the arguments differ, by their keys"
     if cause.name == ASKED:
         at, *_ = first_difference(pair)
         return f"the token ids that reached the model differ from token {at} on"

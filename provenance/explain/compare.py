@@ -11,10 +11,11 @@ from typing import Any
 from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
 from provenance.explain import advice as advising
-from provenance.explain import causes, conditions, fields, tokens
+from provenance.explain import calls, causes, conditions, fields, own, tokens
 from provenance.explain.natures import FUNCTIONAL, nature
 from provenance.explain.rules import TENSORS, Pair
 from provenance.facts import Run, Sequence
+from provenance.integrity.secrets import ARGUMENTS
 
 SCHEMA = "provenance/diff/1"
 SAME, NEAR_TIE, DIVERGENT, NOT_COMPARABLE, INCONCLUSIVE = (
@@ -52,6 +53,7 @@ def compare(
         | {
             "first_divergent_token": item["outputs"]["first_divergent_token"],
             "causes": [cause["field"] for cause in item["causes"]],
+            "deciding": own.deciding(item["causes"]),
         }
         for item in pairs
     ]
@@ -152,20 +154,45 @@ def _judge(
         calm = ranking.causes + ranking.dismissed
         ranking.dismissed = [{"field": i["field"], "a": i["a"], "b": i["b"], "because": why} for i in calm]
         ranking.causes = []
-    verdict = _verdict(case, ranking, parts, excused=bool(meant))
-    explained = bool(ranking.causes) or not parts
+        if not told:  # what an output would have shown, no field of the call makes up for
+            ranking.unknown = [item | {"would_decide": False} for item in ranking.unknown]
+    excuse = _excuse(meant, blind, case, declared, history) if parts and not ranking.blamed else []
+    if excuse:
+        ranking.undecided = False
+    verdict = _verdict(case, ranking, parts, excused=bool(excuse))
+    explained = bool(ranking.blamed or excuse) or verdict == SAME
     return {
         "a": {"run": a.run_id, "prompt": one.row, "return": one.ret},
         "b": {"run": b.run_id, "prompt": other.row, "return": other.ret},
         "layer": _layer(case, parts), "explained": explained, "verdict": verdict, "inputs": inputs,
         "outputs": _outputs(case), "causes": ranking.causes, "dismissed": ranking.dismissed,
-        "unknown": ranking.unknown, "declared": [_plain(item) for item in meant],
-        "advice": _advice(case, ranking, verdict, parts),
+        "unknown": ranking.unknown, "declared": _meant(meant, excuse),
+        "endings": {
+            "a": a.status, "b": b.status, "told": case.endings.told(), "decides": _open(case, verdict, parts),
+        },
+        "advice": advising.excused(excuse) if excuse else _advice(case, ranking, verdict, parts),
     }  # fmt: skip
 
 
-def _plain(item: fields.Difference) -> dict[str, Any]:
-    return {"field": item.name, "a": fields.document(item.a), "b": fields.document(item.b)}
+def _excuse(
+    meant: list[fields.Difference],
+    blind: list[fields.Blind],
+    case: Pair,
+    declared: Named,
+    history: causes.History | None,
+) -> list[dict[str, Any]]:
+    """Return the declared differences that account for it, where nothing that was not recorded would do better."""
+    found = causes.rank(meant, blind, case, history)
+    return [] if found.undecided else [item for item in found.blamed if declared(item["field"])]
+
+
+def _meant(meant: list[fields.Difference], excuse: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """List what was declared, with those that account for the difference marked; the input itself is no field."""
+    listed = [{"field": item.name, "a": fields.document(item.a), "b": fields.document(item.b)} for item in meant]
+    names = {item["field"] for item in listed}
+    listed += [{key: item[key] for key in ("field", "a", "b")} for item in excuse if item["field"] not in names]
+    explains = {item["field"] for item in excuse}
+    return [item | ({"explains": True} if item["field"] in explains else {}) for item in listed]
 
 
 def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
@@ -182,11 +209,25 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
         equal = _texts(one, other)
         if equal and (one.input_ids is not None or other.input_ids is not None):
             equal = None  # one text can be many rows of ids
+    if calls.is_function(a, b):
+        return _arguments(one, other, equal)
     first = None
     if equal is False and one.input_ids is not None and other.input_ids is not None:
         at, left, right = tokens.parts(one.input_ids, other.input_ids)
         first = {"token": at, "a": left, "b": right}
     return {"equal": equal, "first_difference": first, "texts_equal": _texts(one, other)}
+
+
+def _arguments(one: Sequence, other: Sequence, equal: bool | None) -> dict[str, Any]:
+    """Compare what two functions were called with: where no key tells, the values themselves."""
+    parted = calls.parted(one, other)
+    kept = one.input_value is not None and other.input_value is not None
+    if equal is None and kept:
+        equal = not parted
+    if equal and calls.opaque(one, other):
+        equal = None  # two objects of one type, which may hold anything
+    first = parted[0]._asdict() if parted and equal is False else None
+    return {"equal": equal, "first_difference": first, "texts_equal": None, "kind": "arguments"}
 
 
 def _hidden(run: Run, sequence: Sequence) -> object:
@@ -199,25 +240,38 @@ def _texts(one: Sequence, other: Sequence) -> bool | None:
 
 def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = False) -> str:
     if not parts:
-        if case.evidence.ids_equal is None and case.evidence.text_equal is None:
-            return INCONCLUSIVE
-        return SAME
+        untold = case.evidence.ids_equal is None and case.evidence.text_equal is None
+        return INCONCLUSIVE if untold or case.endings.differ else SAME
+    if not ranking.blamed and not excused and _cut(case):
+        return INCONCLUSIVE
     if case.inputs_equal is False:
         return INCONCLUSIVE if ranking.undecided else NOT_COMPARABLE
     if ranking.undecided:
         return INCONCLUSIVE
+    blamed = ranking.blamed
     # Other tensors are another model, however little they moved the logits; a cast of equal ones is none.
-    if any(item["field"] in TENSORS for item in ranking.causes):
+    if any(item["field"] in TENSORS for item in blamed):
         return NOT_COMPARABLE
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
     # Logits that moved where nothing differs that could move them are the work of something unseen.
-    unseen = not ranking.causes and not excused and case.repeats and case.evidence.kind == "rounding"
-    if case.evidence.near_tie and not unseen and not (ranking.causes and _functional(ranking.causes[0])):
+    unseen = not blamed and not excused and case.repeats and case.evidence.kind == "rounding"
+    if case.evidence.near_tie and not unseen and not (blamed and _functional(blamed[0])):
         return NEAR_TIE
     other = case.weights_equal is False and not case.beneath
-    if other and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
+    if other and (not blamed or case.evidence.kind in ("large", "unknown")):
         return NOT_COMPARABLE
     return DIVERGENT
+
+
+def _cut(case: Pair) -> bool:
+    """Say whether the outputs are equal up to where a call ended that did not end well."""
+    lengths = [len(item.output_ids or ()) for item in (case.one, case.other)]
+    return case.evidence.prefix and case.endings.failed("a" if lengths[0] < lengths[1] else "b")
+
+
+def _open(case: Pair, verdict: str, parts: bool) -> bool:
+    """Say whether it could not be told because a call did not end well."""
+    return verdict == INCONCLUSIVE and bool(case.endings.told()) and (not parts or _cut(case))
 
 
 def _functional(cause: dict[str, Any]) -> bool:
@@ -230,6 +284,8 @@ def _layer(case: Pair, parts: bool) -> str | None:
     if not parts:
         return None
     evidence = case.evidence
+    if case.function:  # it has no layers: what was handed in, or what it did with it
+        return "prompt" if case.inputs_equal is False else None
     if case.inputs_equal is False:
         texts = case.one.input_text, case.other.input_text
         if None in texts:
@@ -261,6 +317,8 @@ def _outputs(case: Pair) -> dict[str, Any]:
             "max_abs": change.max_abs, "ulps": round(change.ulps, 3), "over_tokens": change.over_tokens,
             "rounding_allows": change.allowed, "kind": evidence.kind,
         }  # fmt: skip
+    elif case.function:
+        found["no_evidence"] = "a function has arguments and a result, and no tokens"
     elif evidence.why_unknown:
         found["no_evidence"] = evidence.why_unknown
     return found
@@ -268,13 +326,18 @@ def _outputs(case: Pair) -> dict[str, Any]:
 
 def _advice(case: Pair, ranking: causes.Ranking, verdict: str, parts: bool) -> list[str]:
     """Say what to do next. Only what exists is named."""
+    if _open(case, verdict, parts):
+        return advising.failed(case.endings)
     if not parts:
         return advising.calm(case.a.run_id) if verdict == SAME else advising.blank()
-    advice = advising.tie(case, ranking.causes) if verdict == NEAR_TIE else []
-    if not ranking.causes:
+    advice = advising.tie(case, ranking.blamed) if verdict == NEAR_TIE else []
+    if not ranking.blamed:
         advice.append(advising.unexplained(case, ranking.unknown))
+        advice += advising.own(own.vague(ranking.causes), case.b.run_id, case.again)
+    elif case.function and ranking.blamed[0]["field"] == ARGUMENTS:
+        advice += advising.arguments(calls.parted(case.one, case.other), case.b.run_id)
     else:
-        advice += advising.steps(ranking.causes[0], case.b.run_id)
+        advice += advising.steps(ranking.blamed[0], case.b.run_id, case.again)
     if verdict == INCONCLUSIVE:
         advice.append("Record both runs with that field known, then compare again.")
     return advice

@@ -78,7 +78,9 @@ GIVEN = frozenset(f"generation.{name}" for name in (
     "prefix_allowed_tokens_fn", "assistant_model", "custom_generate", "negative_prompt_ids", "synced_gpus", "streamer",
     "logits_processor_code", "stopping_criteria_code", "prefix_allowed_tokens_fn_code", "constraints_code",
     "custom_generate_code",
-))  # fmt: skip
+)) | {"batch.position_ids_sha256"}  # fmt: skip
+# What stood beside the ids is kept as content: a name, then type, shape and digest.
+POSITIONS = {"position_ids": "batch.position_ids_sha256"}
 # One device is one thing, whatever its number.
 GPU = ("name", "compute_capability", "multi_processor_count", "memory_total", "l2_cache_size", "warp_size", "gcn_arch",
        "shared_memory_per_block", "mig_profile", "mig_mode", "mig_gpu_slices", "mig_compute_slices",
@@ -106,6 +108,10 @@ def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
         fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
         if sequence.padding == 0 and "batch.padding_side" in fields:
             fields["batch.padding_side"] = Field.moot("batch.padding_side", "this prompt was not padded")
+    for line in sequence.media:
+        head, _, told = line.partition(" ")
+        if (name := POSITIONS.get(head)) is not None:
+            fields[name] = Field(name, told) if "sha256:" in told else Field.unknown(name, told)
     hidden = fields.get(HOLES)
     if hidden is not None and isinstance(hidden.value, list):  # a list of ranges for each row of the batch
         own = hidden.value[sequence.row] if sequence.row < len(hidden.value) else []

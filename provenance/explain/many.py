@@ -13,13 +13,14 @@ from typing import Any
 
 from provenance.catalogue.fields import spec
 from provenance.errors import AmbiguousRows
-from provenance.explain import advice, fields
+from provenance.explain import advice, fields, own
 from provenance.explain.compare import Named, Place, compare, parting
 from provenance.facts import Field, Run, Sequence
 
 Member = tuple[Run, Sequence]
 INPUT = "input.token_ids"
 JOINED_AT_MOST = 40  # fields of which pairs are tried
+PARTS_TOLD = 5
 
 
 def compare_all(given: Many[tuple[Run, Place]], declared: Named = lambda _: False) -> dict[str, Any]:
@@ -168,6 +169,7 @@ def _split(
                     found["dismissed"].append({"field": name, "because": ruled[name], "fits": fits})
                 elif kind != "unknown" or name in blind:
                     found[kind].append({"field": name, "because": why})
+    _set_aside(found, classes)
     if found["separates"]:
         found["dismissed"] += [{"field": item["field"], "because": WITHIN} for item in found["possible"]]
         found["possible"] = []
@@ -181,11 +183,30 @@ def _split(
             item["values"] = _values(tables, labels, item["field"])
             item["effect"] = spec(item["field"]).effect
     found["together"] = [] if found["separates"] else _together([i["field"] for i in found["partly"]], classes, labels)
-    found["told"] = _told(found, max(labels))
+    found["told"] = _told(found, max(labels), {name for name, column in classes.items() if _unique(column)})
     return found
 
 
 WITHIN = "it varies within a group of equal outputs"
+UNIQUE = "it differs in every run, and so fits whatever the outputs are"
+
+
+def _unique(column: Many[int | None]) -> bool:
+    """Say whether a field is another in every run: that is true of any number of a call, and parts nothing."""
+    return len(column) > 2 and None not in column and len(set(column)) == len(column)
+
+
+def _set_aside(found: dict[str, Any], classes: Mapping[str, list[int | None]]) -> None:
+    """Dismiss what differs in every run where something else parts them, but for a known field that fits exactly."""
+    alike = {
+        kind: [item for item in found[kind] if _unique(classes[item["field"]])
+               and (kind == "possible" or own.is_own(item["field"]))] for kind in ("separates", "possible")
+    }  # fmt: skip
+    if sum(len(found[kind]) for kind in ("separates", "partly", "possible")) == sum(map(len, alike.values())):
+        return
+    for kind, items in alike.items():
+        found[kind] = [item for item in found[kind] if item not in items]
+        found["dismissed"] += [{"field": item["field"], "because": UNIQUE} for item in items]
 
 
 def _kind(values: Many[int | None], labels: Many[int]) -> tuple[str, str]:
@@ -264,27 +285,63 @@ def _together(names: Many[str], classes: Mapping[str, list[int | None]], labels:
     return []
 
 
-def _told(split: Mapping[str, Any], groups: int) -> str:
+def _told(split: Mapping[str, Any], groups: int, unique: set[str]) -> str:
     """Say in a sentence what separates the groups."""
-    names = [item["field"] for item in split["separates"]]
+    names, possible = ([item["field"] for item in split[kind]] for kind in ("separates", "possible"))
     if groups < 2:
         return "All outputs that can be compared are equal."
+    if unique.issuperset(names + possible) and all(map(own.is_own, names + possible)) and names + possible:
+        verb = "differs" if len(names + possible) == 1 else "differ"
+        return f"No recorded field separates the {groups} groups: {_and(names + possible)} {verb} in every run."
     if len(names) == 1:
-        return f"{names[0]} separates the {groups} groups exactly."
+        return f"{names[0]} separates the {groups} groups exactly{_note(names)}."
     if names:
         return (
-            f"{', '.join(names[:-1])} and {names[-1]} each separate the {groups} groups exactly. These runs cannot "
+            f"{_and(names)} each separate the {groups} groups exactly{_note(names)}. These runs cannot "
             "tell them apart: a run in which only one of them is changed would."
         )
     if split["together"]:
         return f"No field alone separates the {groups} groups; {' and '.join(split['together'])} together do."
-    if split["possible"]:
-        return f"No field separates the {groups} groups exactly; {split['possible'][0]['field']} may decide."
+    if split["partly"]:
+        parts = "; ".join(f"{item['field']} parts {_parted(item['values'])}" for item in split["partly"][:PARTS_TOLD])
+        return f"No field alone separates the {groups} groups: {parts}."
+    if possible:
+        every = ", though it differs in every run" if possible[0] in unique else ""
+        return f"No field separates the {groups} groups exactly; {possible[0]} may decide{every}{_note(possible[:1])}."
     ruled = [item for item in split["dismissed"] if item.get("fits")]
     if ruled:
         told = "; ".join(f"{item['field']} would, but {item['because']}" for item in ruled[:3])
         return f"No recorded field that can have done it separates the {groups} groups: {told}."
     return f"No recorded field separates the {groups} groups."
+
+
+def _and(names: Many[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _note(names: Many[str]) -> str:
+    """Say of fields of the caller's own that it is not known what they do."""
+    found = [name for name in names if own.is_own(name)]
+    return f" (a field of your own, of which it is not known whether it acts: {_and(found)})" if found else ""
+
+
+def _parted(values: Mapping[str, list[object]]) -> str:
+    """Say which groups a field parts from which.
+
+    >>> _parted({"1": [0], "2": [0], "3": [7]}), _parted({"1": [0], "2": [1], "3": [2], "4": [2]})
+    ('group 3 from 1 and 2', 'groups 1, 2, and 3 and 4')
+    """
+    kinds: list[tuple[list[object], list[str]]] = []
+    for group, held in values.items():
+        same = next((groups for value, groups in kinds if value == held), None)
+        if same is None:
+            kinds.append((held, [group]))
+        else:
+            same.append(group)
+    sides = sorted((groups for _, groups in kinds), key=len)
+    if len(sides) == 2:
+        return f"group{'s' * (len(sides[0]) > 1)} {_and(sides[0])} from {_and(sides[1])}"
+    return f"groups {', '.join(_and(groups) for groups in sides[:-1])}, and {_and(sides[-1])}"
 
 
 # -- the answer -------------------------------------------------------------------------------------
@@ -300,9 +357,11 @@ def _heed(answer: dict[str, Any], split: Mapping[str, Any]) -> None:
         key=lambda cause: cause["field"] not in exact,
     )
     answer["dismissed"] += [{"field": c["field"], "a": c["a"], "b": c["b"], "because": why[c["field"]]} for c in gone]
-    answer["explained"] = bool(answer["causes"]) or answer["verdict"] == "same"
+    excused = any(item.get("explains") for item in answer["declared"])
+    answer["explained"] = bool(own.blamed(answer["causes"])) or excused or answer["verdict"] == "same"
     answer["pairs"][0] |= {
         "causes": [cause["field"] for cause in answer["causes"]],
+        "deciding": own.deciding(answer["causes"]),
         "explained": answer["explained"],
     }
 

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
-from provenance.explain import fields, story
+from provenance.explain import fields, own, story
 from provenance.explain.story import Text
 from provenance.facts import Field, Run, Sequence, Step
 
@@ -243,23 +243,27 @@ def _margins(steps: Many[Step]) -> list[tuple[int, float]]:
 
 
 def _causes(answer: dict[str, Any]) -> str:
-    if answer["verdict"] == "same":
+    if answer["verdict"] == "same" or answer["endings"]["decides"]:
         return ""
-    cards = []
-    for cause in answer["causes"]:
-        share = round(100 * cause["confidence"])
-        extra = [f"Moved together with it: {', '.join(cause['with'])}."] if cause["with"] else []
-        extra += [f"As good an explanation: {', '.join(cause['alternatives'])}."] if cause["alternatives"] else []
-        extra += ["This difference was allowed."] if cause.get("allowed") else []
-        cards.append(
-            f'<article><h3><code>{shown(cause["field"])}</code><span class="tag">{shown(cause["effect"])}</span></h3>'
-            f'<p class="values"><span><b class="a">A</b> {shown(story.short(cause["a"]))}</span><span><b class="b">B</b> '
-            f'{shown(story.short(cause["b"]))}</span></p><div class="bar"><i style="width:{share}%"></i></div>'
-            f'<p class="note">confidence {cause["confidence"]:.2f}</p><p>{shown(cause["because"][:1].upper() + cause["because"][1:])}.</p>'
-            + "".join(f'<p class="note">{shown(line)}</p>' for line in extra) + "</article>"
-        )  # fmt: skip
-    none = "<p>No recorded difference explains it.</p>"
-    return _section("Likely cause" if len(cards) == 1 else "Likely causes", "".join(cards) or none)
+    blamed = [_card(cause) for cause in own.blamed(answer["causes"])]
+    vague = [_card(cause) for cause in own.vague(answer["causes"])]
+    title = "Likely causes" if len(blamed) > 1 else "Likely cause"
+    none = f"<p>{shown(story.unblamed(answer))}</p>"
+    return _section(title, "".join(blamed) or none) + _section(story.OWN, "".join(vague))
+
+
+def _card(cause: dict[str, Any]) -> str:
+    share = round(100 * cause["confidence"])
+    extra = [f"Moved together with it: {', '.join(cause['with'])}."] if cause["with"] else []
+    extra += [f"As good an explanation: {', '.join(cause['alternatives'])}."] if cause["alternatives"] else []
+    extra += ["This difference was allowed."] if cause.get("allowed") else []
+    return (
+        f'<article><h3><code>{shown(cause["field"])}</code><span class="tag">{shown(cause["effect"])}</span></h3>'
+        f'<p class="values"><span><b class="a">A</b> {shown(story.short(cause["a"]))}</span><span><b class="b">B</b> '
+        f'{shown(story.short(cause["b"]))}</span></p><div class="bar"><i style="width:{share}%"></i></div>'
+        f'<p class="note">confidence {cause["confidence"]:.2f}</p><p>{shown(cause["because"][:1].upper() + cause["because"][1:])}.</p>'
+        + "".join(f'<p class="note">{shown(line)}</p>' for line in extra) + "</article>"
+    )  # fmt: skip
 
 
 def _advice(answer: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The answer for machines: the exit code, SARIF 2.1.0 and JUnit XML, so that CI can hold outputs still.
 
-A verdict fails unless it is ``same``, or its sole cause was allowed; ``fail_on`` names other verdicts to fail on.
-What could not be told is never taken for fine: it keeps its own exit code unless it is named.
+A verdict fails unless it is ``same``, or every cause of it that decides was allowed; ``fail_on`` names other verdicts
+to fail on. What could not be told is never taken for fine: it keeps its own exit code unless it is named.
 """
 
 import json
@@ -35,6 +35,7 @@ class Case(NamedTuple):
     allowed: bool
     causes: tuple[str, ...]
     at: int | None
+    explained: bool = False  # by what was declared, where it has no causes
 
 
 def verdicts(given: str) -> frozenset[str]:
@@ -61,7 +62,7 @@ def settle(answer: dict[str, Any], fail_on: Collection[str] | None = None, allow
     codes = set()
     for pair in answer["pairs"]:
         told = pair["verdict"] != INCONCLUSIVE  # a cause that may not be the one excuses nothing
-        pair["allowed"] = told and len(pair["causes"]) == 1 and allow(pair["causes"][0])
+        pair["allowed"] = told and bool(pair["deciding"]) and all(map(allow, pair["deciding"]))
         pair["exit"] = _code(pair, fail_on)
         codes.add(pair["exit"])
     return FAILED if FAILED in codes else UNTOLD if UNTOLD in codes else 0
@@ -82,7 +83,8 @@ def cases(answer: dict[str, Any]) -> list[Case]:
     return [
         Case(
             f"{story.place(pair['a'])} {story.place(pair['b'])}", pair["a"], pair["b"], pair["verdict"], pair["exit"],
-            pair["allowed"], tuple(pair["causes"]), pair["first_divergent_token"],
+            pair["allowed"], tuple(pair["causes"]) if pair["deciding"] else (), pair["first_divergent_token"],
+            pair["explained"],
         )
         for pair in answer["pairs"]
     ]  # fmt: skip
@@ -94,6 +96,8 @@ def sentence(case: Case) -> str:
     causes = f" Likely: {', '.join(case.causes[:4])}." if case.causes else ""
     if case.verdict == SAME:
         causes = ""
+    elif case.explained and not case.causes:
+        causes = " The declared difference explains it."
     elif not case.causes:
         causes = " No recorded difference explains it."
     return story.visible(f"{RULES[case.verdict]}{where}.{causes}{' Allowed.' if case.allowed else ''}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from provenance.catalogue.fields import Spec, spec
-from provenance.explain import conditions
+from provenance.explain import calls, conditions
 from provenance.explain.fields import Difference
 from provenance.explain.tokens import Evidence
 from provenance.facts import Run, Sequence
@@ -21,6 +21,7 @@ IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weigh
             "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
 FILES = "weights.files_root"
 NARROWED = ("weights.bfloat16_root", "weights.float16_root")
+UNLOADED = "torch is not loaded"
 QUANTIZED = "model.quantization_config.quant_method"
 # What makes other tensors of the same files. That it was all that happened to them, only the files can say.
 MADE = {
@@ -78,6 +79,27 @@ class Pair:
     evidence: Evidence
     sampled: bool
     differing: frozenset[str] = frozenset()
+
+    @property
+    def function(self) -> bool:
+        """Say whether recorded functions were called, and no model."""
+        return calls.is_function(self.a, self.b)
+
+    @property
+    def bare(self) -> bool:
+        """Say whether recorded functions were called in processes that never loaded torch: its world took no part."""
+        versions = [run.fields.get("torch.version") for run in (self.a, self.b)]
+        return self.function and all(item is not None and item.reason.endswith(UNLOADED) for item in versions)
+
+    @property
+    def endings(self) -> calls.Endings:
+        """Say how the two calls ended."""
+        return calls.Endings(calls.ended(self.a, self.one), calls.ended(self.b, self.other))
+
+    @property
+    def again(self) -> str:
+        """Say how the call of A is made again."""
+        return "make A's call again" if self.function else "run A's prompt again"
 
     @property
     def same_noise(self) -> bool:
@@ -208,7 +230,7 @@ def _cast(difference: Difference, _: Spec, pair: Pair) -> str:
 
 def _same_ids(difference: Difference, declared: Spec, pair: Pair) -> str:
     """Dismiss what makes token ids, and what turns ids into text, where the ids that went in are equal."""
-    if not pair.inputs_equal or pair.evidence.ids_equal is not False:
+    if pair.function or not pair.inputs_equal or pair.evidence.ids_equal is not False:
         return ""
     name = difference.name
     if name == "tokenizer.padding_side" or name.startswith("input.past"):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any
 
+from provenance.explain import own
+
 HEADLINES = {
     "same": "Same: the outputs are equal.",
     "near_tie": "Near tie: rounding turned a choice between two tokens that were as good as equal.",
@@ -20,6 +22,7 @@ WHERE = {
     "prompt": "the prompts differ", "ids": "the token ids that reached the model differ",
 }  # fmt: skip
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+OWN = "Fields of your own that differ, of which it is not known whether they act"
 DISMISSED_SHOWN = 8
 COLUMNS_SHOWN = 5
 VALUE_CHARS = 60
@@ -36,6 +39,8 @@ def lines(
     out = _many(answer) if answer["runs"] else []
     out += [("head", headline(answer)), ("plain", "")]
     out += [("plain", f"A {place(answer['a'])}"), ("plain", f"B {place(answer['b'])}")]
+    if answer["endings"]["told"] and not answer["endings"]["decides"]:
+        out.append(("plain", f"Note that {answer['endings']['told']}."))
     out += _outputs(answer, text_a, text_b)
     out += _causes(answer)
     out += _dismissed(answer["dismissed"])
@@ -65,6 +70,12 @@ def markdown(answer: dict[str, Any], text_a: Text = lambda _: None, text_b: Text
 def headline(answer: dict[str, Any]) -> str:
     """Return the verdict in a sentence."""
     where = WHERE.get(answer["layer"] or "", "inputs or models differ")
+    if answer["inputs"].get("kind") == "arguments":
+        where = "the arguments differ"
+    ended = answer["endings"]
+    if ended["decides"]:
+        equal = "; what both put out is equal" if answer["outputs"]["equal"] else ""
+        return f"Could not tell: {ended['told']}{equal}."
     return HEADLINES[answer["verdict"]].format(where=where)
 
 
@@ -103,9 +114,14 @@ def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[s
     at = outputs["first_divergent_token"]
     found: list[tuple[str, str]] = []
     first = answer["inputs"]["first_difference"]
-    if first is not None:
+    if first is not None and "path" in first:
+        sides = f"{short(first['a'])} in A, {short(first['b'])} in B"
+        found.append(("plain", f"The arguments part at {first['path']}: {sides}."))
+    elif first is not None:
         found.append(("plain", f"The inputs part at token {first['token']}: {first['a']} in A, {first['b']} in B."))
     if at is None:
+        if outputs["surface_only"]:
+            found.append(("plain", "The outputs part on the surface only."))
         return found + [("plain", f"No token evidence: {why}.") for why in [outputs.get("no_evidence")] if why]
     how = "one output is the beginning of the other; they part" if outputs["prefix"] else "the outputs part"
     found.append(
@@ -147,24 +163,40 @@ def _token(side: dict[str, Any], text: Text) -> str:
 
 
 def _causes(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    if answer["verdict"] == "same":
+    if answer["verdict"] == "same" or answer["endings"]["decides"]:
         return []
-    if not answer["causes"]:
-        other = "other " if answer.get("declared") else ""
-        return [("plain", ""), ("head", f"No {other}recorded difference explains it.")]
-    found: list[tuple[str, str]] = [
-        ("plain", ""),
-        ("head", "Likely cause" if len(answer["causes"]) == 1 else "Likely causes"),
-    ]
-    for number, cause in enumerate(answer["causes"], 1):
-        values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
-        weight = f"{cause['effect']}, confidence {cause['confidence']:.2f}" + ", allowed" * cause.get("allowed", False)
-        found.append(("cause", f"  {number}. {cause['field']}: {values}   [{weight}]"))
-        found.append(("plain", f"     {cause['because']}."))
-        if cause["with"]:
-            found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
-        if cause["alternatives"]:
-            found.append(("plain", f"     As good an explanation: {', '.join(cause['alternatives'][:4])}."))
+    blamed, vague = own.blamed(answer["causes"]), own.vague(answer["causes"])
+    found: list[tuple[str, str]] = [("plain", "")]
+    if not blamed:
+        found.append(("head", unblamed(answer)))
+    else:
+        found.append(("head", "Likely cause" if len(blamed) == 1 else "Likely causes"))
+    for number, cause in enumerate(blamed, 1):
+        found += _cause(cause, f"  {number}. ")
+    if vague:
+        found += [("plain", ""), ("head", OWN)]
+    for cause in vague:
+        found += _cause(cause, "  ")
+    return found
+
+
+def unblamed(answer: dict[str, Any]) -> str:
+    """Say that nothing recorded is known to explain it, or that what was declared does."""
+    if explaining := [item["field"] for item in answer.get("declared", []) if item.get("explains")]:
+        return f"The declared difference explains it: {', '.join(explaining)}."
+    other = "other " if answer.get("declared") else ""
+    return f"No {other}recorded difference explains it."
+
+
+def _cause(cause: dict[str, Any], mark: str) -> list[tuple[str, str]]:
+    values = f"{short(cause['a'])} in A, {short(cause['b'])} in B"
+    effect = "effect unknown" if cause["effect"] == own.UNKNOWN else cause["effect"]
+    weight = f"{effect}, confidence {cause['confidence']:.2f}" + ", allowed" * cause.get("allowed", False)
+    found = [("cause", f"{mark}{cause['field']}: {values}   [{weight}]"), ("plain", f"     {cause['because']}.")]
+    if cause["with"]:
+        found.append(("plain", f"     Moved together with it: {', '.join(cause['with'])}."))
+    if cause["alternatives"]:
+        found.append(("plain", f"     As good an explanation: {', '.join(cause['alternatives'][:4])}."))
     return found
 
 

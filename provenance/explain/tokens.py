@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from provenance.explain import calls
 from provenance.facts import Sequence, Step
 from provenance.integrity import text
 
@@ -64,11 +65,12 @@ def ulp(value: float, dtype: str) -> float:
 def compare(a: Sequence, b: Sequence, sampled: bool, one_key: bool = True) -> Evidence:
     """Compare two outputs of one input; ``one_key`` says that the keys of both were made with one secret."""
     ids_equal, at, prefix = _first_difference(a, b, one_key)
-    text_equal = None if a.output_text is None or b.output_text is None else a.output_text == b.output_text
-    surface = ids_equal is False and _surface(a.output_text, b.output_text)
+    one, other = calls.text(a), calls.text(b)
+    text_equal = None if one is None or other is None else one == other
+    surface = (ids_equal is False or a.output_ids is None) and _surface(one, other)
     if ids_equal is not False:
         return Evidence(
-            ids_equal, text_equal, surface_only=False, divergent_at=None, prefix=False, change=None, kind="none",
+            ids_equal, text_equal, surface_only=surface, divergent_at=None, prefix=False, change=None, kind="none",
             near_tie=False, why_unknown="",
         )  # fmt: skip
     why = _why_unknown(a, b, at)
@@ -77,8 +79,8 @@ def compare(a: Sequence, b: Sequence, sampled: bool, one_key: bool = True) -> Ev
     tie = kind in ("rounding", "zero") and not sampled and at is not None and not prefix and _tie(a, b, at, change)
     overruled = at is not None and not prefix and not sampled and change is not None and _overruled(a, b, at, change)
     why = why or ("" if change else _thin(at))
-    other = bool(a.steps and b.steps) and a.logits_dtype != b.logits_dtype
-    return Evidence(ids_equal, text_equal, surface, at, prefix, change, kind, tie, why, overruled, other)
+    precisions = bool(a.steps and b.steps) and a.logits_dtype != b.logits_dtype
+    return Evidence(ids_equal, text_equal, surface, at, prefix, change, kind, tie, why, overruled, precisions)
 
 
 def _overruled(a: Sequence, b: Sequence, at: int, change: Change) -> bool:

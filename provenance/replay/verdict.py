@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provenance.errors import AmbiguousRows
-from provenance.explain import compare, reports, story
+from provenance.explain import compare, own, reports, story
 from provenance.explain.compare import INCONCLUSIVE, NOT_COMPARABLE, SAME
 from provenance.facts import Run
 from provenance.replay.rerun import Named, Rerun
@@ -105,9 +105,11 @@ def told(answer: dict[str, Any]) -> str:
     text = reports.RULES[answer["verdict"]].lower()
     at = answer["outputs"]["first_divergent_token"]
     where = f", from token {at} on" if at is not None else ""
-    if not answer["causes"]:
-        return f"{text}{where}; no recorded difference explains it"
-    first = answer["causes"][0]
+    blamed = own.blamed(answer["causes"])
+    if not blamed:
+        said = story.unblamed(answer)
+        return f"{text}{where}; {said[0].lower()}{said[1:-1]}"
+    first = blamed[0]
     return f"{text}{where}; likely {first['field']}: {_side(first['a'])} then, {_side(first['b'])} now"
 
 

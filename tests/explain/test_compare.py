@@ -302,7 +302,7 @@ def test_every_part_of_the_contract_is_there() -> None:
     answer = compare.compare(*pair({"batch.size": 1}, {"batch.size": 4}))
     assert set(answer) == {
         "schema", "a", "b", "layer", "explained", "verdict", "inputs", "outputs", "causes", "dismissed", "unknown", "pairs",
-        "history", "runs", "groups", "advice", "declared",
+        "history", "runs", "groups", "advice", "declared", "endings",
     }  # fmt: skip
     assert set(answer["causes"][0]) == {
         "field", "a", "b", "effect", "dimension", "confidence", "because", "try", "with", "alternatives",

@@ -87,20 +87,68 @@ def test_one_field_that_parts_only_some_of_the_groups_is_partly_the_reason() -> 
     found = answer(one(1, 6, {"batch.size": 1}), one(2, 7, {"batch.size": 8}), one(3, 8, {"batch.size": 8}))
     assert fields_of(found, "partly") == ["batch.size"]
     assert found["split"]["together"] == []
-    assert found["split"]["told"] == "No recorded field separates the 3 groups."
+    assert found["split"]["told"] == ("No field alone separates the 3 groups: batch.size parts group 1 from 2 and 3.")
 
 
 def test_a_field_whose_every_value_gave_one_output_is_possible_where_none_is_exact() -> None:
     found = answer(one(1, 6, {"batch.size": 1}), one(2, 6, {"batch.size": 2}), one(3, 7, {"batch.size": 8}))
     assert fields_of(found, "possible") == ["batch.size"]
-    assert found["split"]["told"] == "No field separates the 2 groups exactly; batch.size may decide."
+    said = "No field separates the 2 groups exactly; batch.size may decide"
+    assert found["split"]["told"] == f"{said}, though it differs in every run."
+    twice = [one(1, 6, {"batch.size": 1}), one(2, 6, {"batch.size": 2}), one(3, 7, {"batch.size": 8})]
+    assert answer(*twice, one(4, 6, {"batch.size": 2}))["split"]["told"] == f"{said}."
     assert [cause["field"] for cause in found["causes"]] == ["batch.size"]
     exact = [{"cpu.capability": "AVX2"}, {"cpu.capability": "AVX2"}, {"cpu.capability": "DEFAULT"}]
     sizes = [{"batch.size": size} for size in (1, 2, 8)]
     runs = [one(n, token, a | b) for n, (token, a, b) in enumerate(zip((6, 6, 7), exact, sizes, strict=True))]
     found = answer(*runs)
     assert (fields_of(found, "separates"), fields_of(found, "possible")) == (["cpu.capability"], [])
-    assert {"field": "batch.size", "because": many.WITHIN} in found["split"]["dismissed"]
+    assert {"field": "batch.size", "because": many.UNIQUE} in found["split"]["dismissed"]
+    more = answer(*runs, one(4, 6, exact[0] | sizes[0]))
+    assert {"field": "batch.size", "because": many.WITHIN} in more["split"]["dismissed"]
+
+
+def test_three_causes_of_four_groups_are_told_with_the_groups_that_each_parts() -> None:
+    """What differs in every run would fit anything: it is dismissed beside fields that part the runs."""
+    varied: list[dict[str, Any]] = [{}, {}, {"batch.size": 8}, {"torch.num_threads": 7}, {"cpu.capability": "DEFAULT"}]
+    plain: dict[str, Any] = {"batch.size": 1, "torch.num_threads": 2, "cpu.capability": "AVX2"}
+    tokens = (6, 6, 7, 8, 9)
+    runs = [
+        one(n, token, plain | more | {"my.harmless": f"x{n}"})
+        for n, (token, more) in enumerate(zip(tokens, varied, strict=True), 1)
+    ]
+    found = answer(*runs)
+    assert set(fields_of(found, "partly")) == {"batch.size", "torch.num_threads", "cpu.capability"}
+    assert fields_of(found, "possible") == []
+    assert {"field": "my.harmless", "because": many.UNIQUE} in found["split"]["dismissed"]
+    told = found["split"]["told"]
+    assert told.startswith("No field alone separates the 4 groups: ")
+    for said in ("batch.size parts group 2 from 1, 3 and 4", "torch.num_threads parts group 3 from 1, 2 and 4"):
+        assert said in told
+    assert "my.harmless" not in {cause["field"] for cause in found["causes"]}
+
+
+def test_what_differs_in_every_run_separates_nothing_even_where_it_fits() -> None:
+    alone = [one(n, token, {"request.id": f"q{n}"}) for n, token in ((1, 6), (2, 6), (3, 7))]
+    found = answer(*alone)
+    assert found["split"]["told"] == "No recorded field separates the 2 groups: request.id differs in every run."
+    assert not found["explained"]
+    every = [one(n, n + 5, {"request.id": f"q{n}", "my.nonce": n}) for n in (1, 2, 3)]
+    told = answer(*every)["split"]["told"]
+    assert told == "No recorded field separates the 3 groups: my.nonce and request.id differ in every run."
+    sized = [one(n, n + 5, {"request.id": f"q{n}", "batch.size": n}) for n in (1, 2, 3)]
+    found = answer(*sized)
+    assert found["split"]["told"] == "batch.size separates the 3 groups exactly."
+    assert {"field": "request.id", "because": many.UNIQUE} in found["split"]["dismissed"]
+
+
+def test_a_field_of_ones_own_that_parts_the_runs_is_named_with_what_is_not_known_of_it() -> None:
+    runs = [one(n, token, {"engine.kv": kv}) for n, (token, kv) in enumerate(((6, 4), (6, 4), (7, 8)), 1)]
+    found = answer(*runs)
+    assert found["split"]["told"] == (
+        "engine.kv separates the 2 groups exactly (a field of your own, of which it is not known whether it acts: engine.kv)."
+    )
+    assert not found["explained"]
 
 
 def test_a_field_that_cannot_act_separates_nothing() -> None:
@@ -177,7 +225,8 @@ def test_a_declared_field_is_left_out() -> None:
     found = answer(*runs, declared=lambda name: name == "batch.size")
     assert (fields_of(found, "separates"), found["causes"]) == ([], [])
     assert [item["field"] for item in found["declared"]] == ["batch.size"]
-    assert "No other recorded difference explains it." in text(found)
+    assert "The declared difference explains it: batch.size." in text(found)
+    assert found["explained"]
 
 
 def test_equal_outputs_are_one_group() -> None:
