@@ -17,7 +17,7 @@ from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
-from provenance.explain.rules import FILES, MADE, TENSORS, Pair, dismissal
+from provenance.explain.rules import CONFIG, CONFIGURED, FILES, MADE, TENSORS, Pair, dismissal
 from provenance.facts import Field
 from provenance.integrity.secrets import ARGUMENTS, TAKEN
 
@@ -31,7 +31,7 @@ AS_GOOD = 0.6
 NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
 ASKED = "input.token_ids"
 BENEATH = 0.3  # tensors that a cast or the like changed already: how likely something else did too
-PROVEN = 1.5  # tensors that are known to differ beneath it, against the cast
+PROVEN = 1.5  # what is known to be another function, against what may have rounded otherwise
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
@@ -77,6 +77,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(Cause(difference.name, difference, declared, score))
+    _certain(candidates, kind)
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
     deciders = {ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
     deciders = {name: why for name, why in deciders.items() if why}
@@ -147,6 +148,15 @@ def _beneath(candidates: Many[Cause], pair: Pair) -> str:
     return f"the tensors were {how}, and whether they were equal before, their files decide, which were not recorded"
 
 
+def _certain(candidates: Many[Cause], kind: str) -> None:
+    """Put another configuration before what may have rounded otherwise: that it computes something else is certain."""
+    if kind.startswith("tie"):
+        most = max((cause.score for cause in candidates), default=0.0)
+        for cause in candidates:
+            if cause.name == CONFIG or (cause.name in CONFIGURED and nature(cause.declared) == "function"):
+                cause.score = max(cause.score, PROVEN * most)
+
+
 def _observed(pair: Pair, upstream: bool) -> Cause:
     """Make the candidate that the inputs themselves are: weaker where something that makes them differs too."""
     at, a, b = first_difference(pair)
@@ -181,6 +191,8 @@ def shown(pair: Pair) -> str:
         return "tie, other precision" if evidence.precisions else "tie"
     if evidence.kind == "large":
         return "large, overruled" if evidence.overruled else "large, low precision" if _low(pair) else "large"
+    if evidence.kind == "rounding" and evidence.change is not None and evidence.change.at_divergence is None:
+        return "unknown"  # they moved little before, and what they did where the outputs part was not seen
     return "unknown" if evidence.kind == "none" else evidence.kind
 
 
@@ -232,14 +244,14 @@ def _ruled_out(kind: str, declared: Spec) -> str:
         return "the token ids that came out are equal"
     if kind == "stop":
         return "the outputs are equal up to where one of them ends"
-    if what in ("kernel", "precision"):
-        if kind == "rounding":
-            return "the logits moved by rounding alone, and the margin was too wide for that to turn the choice"
-        if "equal logits" in kind or kind == "zero":
+    makers = ("kernel", "precision", "function", "mask", "input", "dropout")
+    if "equal logits" in kind or kind == "zero":
+        if what in makers:
             return "the logits were equal to the last bit up to the token where the outputs part"
+    elif kind == "rounding" and what in makers:
+        return "the logits moved by rounding alone, and the margin was too wide for that to turn the choice"
+    elif what in ("kernel", "precision"):
         return "rounding cannot move logits this far"
-    if kind in ("rounding", "zero", "tie", "tie, other precision") and what in ("function", "mask", "input", "dropout"):
-        return "another function would have moved the logits further"
     return "nothing in the tokens speaks for it"
 
 

@@ -212,7 +212,7 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = F
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
     # Logits that moved where nothing differs that could move them are the work of something unseen.
     unseen = not ranking.causes and not excused and case.repeats and case.evidence.kind == "rounding"
-    if case.evidence.near_tie and not unseen and not (ranking.causes and _functional(ranking.causes[0])):
+    if case.evidence.near_tie and not unseen and not _functional(ranking.causes):
         return NEAR_TIE
     other = case.weights_equal is False and not case.beneath
     if other and (not ranking.causes or case.evidence.kind in ("large", "unknown")):
@@ -220,9 +220,13 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = F
     return DIVERGENT
 
 
-def _functional(cause: dict[str, Any]) -> bool:
-    """Say whether a cause is more than another order of sums: then the output that came of it may be wrong."""
-    return cause["effect"] == "semantic" or nature(spec(cause["field"])) in FUNCTIONAL
+def _functional(found: list[dict[str, Any]]) -> bool:
+    """Say whether more than another order of sums may be to blame: then the output that came of it may be wrong.
+
+    Any cause that stands will do: another function can move logits by as little as rounding does.
+    """
+    first = bool(found) and found[0]["effect"] == "semantic"
+    return first or any(nature(spec(item["field"])) in FUNCTIONAL for item in found)
 
 
 def _layer(case: Pair, parts: bool) -> str | None:
