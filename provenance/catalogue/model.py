@@ -105,7 +105,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("tokenizer.vocab_size", "tokenizer", "input", "model", "semantic", 2, "always", "-", "added tokens"),
     Spec("tokenizer.added_tokens_digest", "tokenizer", "input", "model", "semantic", 3, "always", "-", "-"),
     Spec("tokenizer.special_ids", "tokenizer", "input", "model", "semantic", 3, "always", "attributes", "pad=eos is common"),
-    Spec("tokenizer.padding_side", "tokenizer", "input", "model", "numeric", 4, "batch.has_padding", "attribute", "right padding of a decoder breaks generation"),
+    Spec("tokenizer.padding_side", "tokenizer", "input", "model", "semantic", 4, "batch.has_padding", "attribute", "a decoder that is padded on the right goes on writing after the padding, and not after its prompt"),
     Spec("tokenizer.truncation_side", "tokenizer", "input", "model", "semantic", 2, "input.truncated", "attribute", "drops other end"),
     Spec("tokenizer.model_max_length", "tokenizer", "input", "model", "semantic", 2, "input.truncated", "attribute", "truncation"),
     Spec("tokenizer.add_bos", "tokenizer", "input", "model", "semantic", 3, "always", "add_special_tokens=", "double BOS after a chat template"),

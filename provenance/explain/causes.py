@@ -17,7 +17,17 @@ from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
-from provenance.explain.rules import CONFIG, CONFIGURED, FILES, MADE, TENSORS, Pair, dismissal
+from provenance.explain.rules import (
+    CONFIG,
+    CONFIGURED,
+    FILES,
+    MADE,
+    SIDES,
+    TENSORS,
+    Pair,
+    dismissal,
+    past_padding,
+)
 from provenance.facts import Field
 from provenance.integrity.secrets import ARGUMENTS, TAKEN
 
@@ -26,6 +36,7 @@ UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never a
 UNDECIDED = 0.7  # a field of which it is not known whether it acts here
 # A field that one run knows and the other does not competes in full; one that neither could read hardly does.
 ONE_SIDED, BOTH_SIDED = 1.0, 0.12
+UNMASKED = 0.3  # padding that should be masked, where logits moved further than rounding
 DECISIVE = 0.2
 AS_GOOD = 0.6
 NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
@@ -69,7 +80,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     for difference in differing:
         why = dismissal(difference, pair)
         declared = spec(difference.name)
-        fits = NOISE if pair.noisy and nature(declared) == "random" else fit(kind, declared)
+        fits = _fit(kind, difference, declared, pair)
         if not why and fits < RULED_OUT:
             why = _ruled_out(kind, declared)
         if why:
@@ -87,7 +98,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
         candidates.append(_observed(pair, upstream=bool(candidates or rivals)))
-    causes = _grouped(candidates)
+    causes = _grouped(candidates, pair)
     # What says one thing with a candidate is no rival of it.
     named = {member for cause in causes for member in group_of(cause.name)}
     strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)
@@ -255,12 +266,24 @@ def _ruled_out(kind: str, declared: Spec) -> str:
     return "nothing in the tokens speaks for it"
 
 
-def _grouped(candidates: list[Cause]) -> list[Cause]:
+def _fit(kind: str, difference: Difference, declared: Spec, pair: Pair) -> float:
+    """Say how well a difference goes with what the tokens show."""
+    if pair.noisy and nature(declared) == "random":
+        return NOISE
+    if difference.name in SIDES and not past_padding(difference, pair):
+        # Masked, it is another shape and no more; where logits moved too far for that, it may not have been masked.
+        return max(fit(kind, spec("batch.padding_tokens")), UNMASKED * kind.startswith(("large", "drawn, large")))
+    return fit(kind, declared)
+
+
+def _grouped(candidates: list[Cause], pair: Pair) -> list[Cause]:
     """Fold the members of a group into the one that says it most directly: one thing is never blamed twice."""
     table = {cause.name: cause for cause in candidates}
+    past = {name for name in SIDES if name in table and past_padding(table[name].difference, pair)}
     folded: list[Cause] = []
     for cause in candidates:
         members = [name for name in group_of(cause.name) if name in table]
+        members.sort(key=lambda name: name not in past)  # writing after padding says more than any shape
         if cause.name == members[0]:
             cause.together = members[1:]
             cause.score = max(table[name].score for name in members)
@@ -312,8 +335,12 @@ def _because(cause: Cause, pair: Pair) -> str:
         return "the prompts differ"
     if evidence.change is not None and evidence.kind != "zero":
         change = evidence.change
-        moved = f"; the logits moved by {change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
-    if cause.name.startswith("batch.") and nature(cause.declared) != "mask":
+        least = "at least " * change.at_least
+        moved = f"; the logits moved by {least}{change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
+    past = cause.name in SIDES and past_padding(cause.difference, pair)
+    if cause.name in SIDES and not past and evidence.kind == "large":
+        return f"padding that is not masked, or that shifts positions, is another input{moved}"
+    if cause.name.startswith("batch.") and nature(cause.declared) != "mask" and not past:
         names = (cause.name, *cause.together)
         padded = " and its padding" if any("padding" in n or n == "batch.max_length" for n in names) else ""
         return f"another batch{padded} changes shapes and the order of sums{moved}"

@@ -263,7 +263,7 @@ def _outputs(case: Pair) -> dict[str, Any]:
     if change is not None:
         found["logit_change"] = {
             "max_abs": change.max_abs, "ulps": round(change.ulps, 3), "over_tokens": change.over_tokens,
-            "rounding_allows": change.allowed, "kind": evidence.kind,
+            "rounding_allows": change.allowed, "kind": evidence.kind, "at_least": change.at_least,
         }  # fmt: skip
     elif evidence.why_unknown:
         found["no_evidence"] = evidence.why_unknown

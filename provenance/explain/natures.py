@@ -52,7 +52,9 @@ def nature(declared: Spec) -> str:
     ['kernel', 'precision', 'decoding', 'kernel', 'function']
     """
     name, group = declared.name, declared.group
-    for kind, pattern in (("padding", PADDING), ("implementation", IMPLEMENTATION), ("placement", PLACEMENT)):
+    if PADDING.search(name):
+        return "padding"
+    for kind, pattern in (("implementation", IMPLEMENTATION), ("placement", PLACEMENT)):
         if pattern.search(name) and declared.effect == "numeric":
             return kind
     if name in ("env.PYTHONHASHSEED", "python.hash_randomization"):
@@ -154,9 +156,9 @@ FIT: dict[str, dict[str, float]] = {
     # logits moved by rounding, and the margin was wide: the choice was made otherwise
     "rounding": {"implementation": 0.06, "placement": 0.06, "padding": 0.06, "decoding": 1.0, "stop": 0.15, "service": 0.25, "library": 0.12, "code": 0.08, "precision": 0.06},
     # logits moved further than rounding can
-    "large": {"implementation": 0.35, "placement": 0.2, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.15, "service": 0.5,
+    "large": {"implementation": 0.35, "placement": 0.2, "padding": 1.0, "function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.15, "service": 0.5,
               "library": 0.4, "context": 0.1, "decoding": 0.06, "kernel": 0.03},
-    "large, low precision": {"implementation": 0.4, "placement": 0.3, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.15,
+    "large, low precision": {"implementation": 0.4, "placement": 0.3, "padding": 1.0, "function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.15,
                              "service": 0.5, "library": 0.5, "context": 0.1, "decoding": 0.06, "kernel": 0.3},
     "large, overruled": {"implementation": 0.15, "placement": 0.1, "padding": 0.2, "decoding": 1.0, "function": 0.8, "precision": 0.4, "mask": 0.4, "library": 0.4, "service": 0.4,
                          "code": 0.15, "dropout": 0.3, "input": 0.3},

@@ -12,7 +12,7 @@ from provenance.catalogue.fields import Spec, spec
 from provenance.explain import conditions
 from provenance.explain.fields import Difference
 from provenance.explain.tokens import Evidence
-from provenance.facts import Run, Sequence
+from provenance.facts import Run, Sequence, State
 
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria", "generation.stopping_criteria_values"}  # fmt: skip
@@ -37,6 +37,7 @@ CONFIGURED = COMPUTED | {
     "model.is_encoder_decoder", "model.dropout_probs", "model.quantization_config.quant_method",
     "model.quantization_config.bits",
 }  # fmt: skip
+SIDES = ("batch.padding_side", "tokenizer.padding_side")
 # Digests over many fields: they would differ with fields that cannot matter.
 PARENTS = {"lib.all_digest", "container.image_digest"}
 # What chooses the way of decoding.
@@ -120,6 +121,19 @@ class Pair:
         if a is None or b is None or not (a.known and b.known):
             return None
         return a == b
+
+
+def past_padding(difference: Difference, pair: Pair) -> bool:
+    """Say whether a decoder may have gone on writing after padding on the right: then it computed something else.
+
+    Padding on the left is masked, and positions count from the prompt: there it is a matter of shapes alone.
+    """
+    if difference.name not in SIDES or all(conditions.truth("encdec", run) is True for run in (pair.a, pair.b)):
+        return False
+    if difference.name != SIDES[0] and SIDES[0] not in pair.differing and SIDES[0] in pair.a.fields:
+        return False  # what the batch really had is known, and this row had the same
+    sides = (difference.a, difference.b)
+    return any(side is not None and side.state is State.VALUE and "right" in str(side.value) for side in sides)
 
 
 def _both(pair: Pair, name: str) -> bool:
