@@ -105,7 +105,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("batch.sequence_lengths", "batch", "batch", "call", "numeric", 4, "batch.size>1", "other neighbours", "padding and kernel shape"),
     Spec("batch.max_length", "batch", "batch", "call", "numeric", 5, "always", "pad or trim", "sequence dimension"),
     Spec("batch.padding_tokens", "batch", "batch", "call", "numeric", 4, "batch.has_padding", "pad_to_multiple_of, neighbours", "shifts positions and sums"),
-    Spec("batch.padding_side", "batch", "batch", "call", "numeric", 4, "batch.has_padding", "padding_side", "-"),
+    Spec("batch.padding_side", "batch", "batch", "call", "semantic", 5, "batch.has_padding", "padding_side", "a decoder that is padded on the right goes on writing after the padding, and not after its prompt"),
     Spec("batch.pad_to_multiple_of", "batch", "batch", "call", "numeric", 2, "batch.has_padding", "argument", "-"),
     Spec("batch.neighbours_digest", "batch", "batch", "call", "numeric", 2, "batch.size>1", "other neighbours", "content of others should not matter with equal shape; MoE capacity, dynamic quantisation and int8 outliers break that"),
     Spec("batch.attention_mask_sha256", "batch", "batch", "call", "semantic", 3, "always", "pass mask", "missing mask with pad=eos"),

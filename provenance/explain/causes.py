@@ -17,7 +17,18 @@ from provenance.explain.advice import NO_TOGGLE
 from provenance.explain.fields import Blind, Difference, document, group_of
 from provenance.explain.history import Evidence
 from provenance.explain.natures import INPUTS, RULED_OUT, fit, nature
-from provenance.explain.rules import FILES, MADE, TENSORS, UNLOADED, Pair, dismissal
+from provenance.explain.rules import (
+    CONFIG,
+    CONFIGURED,
+    FILES,
+    MADE,
+    SIDES,
+    TENSORS,
+    UNLOADED,
+    Pair,
+    dismissal,
+    past_padding,
+)
 from provenance.facts import Field
 from provenance.integrity.secrets import ARGUMENTS, TAKEN
 
@@ -26,12 +37,13 @@ UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never a
 UNDECIDED = 0.7  # a field of which it is not known whether it acts here
 # A field that one run knows and the other does not competes in full; one that neither could read hardly does.
 ONE_SIDED, BOTH_SIDED = 1.0, 0.12
+UNMASKED = 0.3  # padding that should be masked, where logits moved further than rounding
 DECISIVE = 0.2
 AS_GOOD = 0.6
 NOISE = 0.9  # where dropout drew numbers in both runs, whatever the tokens show
 ASKED = "input.token_ids"
 BENEATH = 0.3  # tensors that a cast or the like changed already: how likely something else did too
-PROVEN = 1.5  # tensors that are known to differ beneath it, against the cast
+PROVEN = 1.5  # what is known to be another function, against what may have rounded otherwise
 OBSERVED = 0.35  # inputs that differ, beside something that makes inputs
 # The share of the first cause in all scores, and how often one with that share was true (scripts/bench-explain; kept
 # lower than measured where it was perfect: no set of cases holds them all).
@@ -76,7 +88,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     for difference in differing:
         why = dismissal(difference, pair)
         declared = spec(difference.name)
-        fits = NOISE if pair.noisy and nature(declared) == "random" else fit(kind, declared)
+        fits = _fit(kind, difference, declared, pair)
         if not why and fits < RULED_OUT:
             why = _ruled_out(kind, declared)
         if why:
@@ -84,6 +96,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
         else:
             score = WEIGHT[declared.prior] * fits * _acts(declared, pair) * _past(history, difference.name)
             candidates.append(_candidate(difference, declared, score, (history or {}).get(difference.name)))
+    _certain(candidates, kind)
     strengths = {item.name: _strength(item, pair, kind) for item in blind}
     deciders = {ARGUMENTS if pair.function else ASKED: _unasked(pair), FILES: _beneath(candidates, pair)}
     deciders = {name: why for name, why in deciders.items() if why}
@@ -93,7 +106,7 @@ def rank(differing: Many[Difference], blind: Many[Blind], pair: Pair, history: H
     if kind in INPUTS:
         rivals = [value for value in strengths.values() if value >= DECISIVE]
         candidates.append(_observed(pair, upstream=bool(candidates or rivals) and not pair.function))
-    causes = _grouped(candidates)
+    causes = _grouped(candidates, pair)
     # What says one thing with a candidate is no rival of it.
     named = {member for cause in causes for member in group_of(cause.name)}
     strongest = max((value for name, value in strengths.items() if name not in named), default=0.0)
@@ -165,6 +178,15 @@ def _beneath(candidates: Many[Cause], pair: Pair) -> str:
     return f"the tensors were {how}, and whether they were equal before, their files decide, which were not recorded"
 
 
+def _certain(candidates: Many[Cause], kind: str) -> None:
+    """Put another configuration before what may have rounded otherwise: that it computes something else is certain."""
+    if kind.startswith("tie"):
+        most = max((cause.score for cause in candidates), default=0.0)
+        for cause in candidates:
+            if cause.name == CONFIG or (cause.name in CONFIGURED and nature(cause.declared) == "function"):
+                cause.score = max(cause.score, PROVEN * most)
+
+
 def _observed(pair: Pair, upstream: bool) -> Cause:
     """Make the candidate that the inputs themselves are: weaker where something that makes them differs too."""
     if pair.function:
@@ -204,6 +226,8 @@ def shown(pair: Pair) -> str:
         return "tie, other precision" if evidence.precisions else "tie"
     if evidence.kind == "large":
         return "large, overruled" if evidence.overruled else "large, low precision" if _low(pair) else "large"
+    if evidence.kind == "rounding" and evidence.change is not None and evidence.change.at_divergence is None:
+        return "unknown"  # they moved little before, and what they did where the outputs part was not seen
     return "unknown" if evidence.kind == "none" else evidence.kind
 
 
@@ -258,23 +282,35 @@ def _ruled_out(kind: str, declared: Spec) -> str:
         return "the token ids that came out are equal"
     if kind == "stop":
         return "the outputs are equal up to where one of them ends"
-    if what in ("kernel", "precision"):
-        if kind == "rounding":
-            return "the logits moved by rounding alone, and the margin was too wide for that to turn the choice"
-        if "equal logits" in kind or kind == "zero":
+    makers = ("kernel", "precision", "function", "mask", "input", "dropout")
+    if "equal logits" in kind or kind == "zero":
+        if what in makers:
             return "the logits were equal to the last bit up to the token where the outputs part"
+    elif kind == "rounding" and what in makers:
+        return "the logits moved by rounding alone, and the margin was too wide for that to turn the choice"
+    elif what in ("kernel", "precision"):
         return "rounding cannot move logits this far"
-    if kind in ("rounding", "zero", "tie", "tie, other precision") and what in ("function", "mask", "input", "dropout"):
-        return "another function would have moved the logits further"
     return "nothing in the tokens speaks for it"
 
 
-def _grouped(candidates: list[Cause]) -> list[Cause]:
+def _fit(kind: str, difference: Difference, declared: Spec, pair: Pair) -> float:
+    """Say how well a difference goes with what the tokens show."""
+    if pair.noisy and nature(declared) == "random":
+        return NOISE
+    if difference.name in SIDES and not past_padding(difference, pair):
+        # Masked, it is another shape and no more; where logits moved too far for that, it may not have been masked.
+        return max(fit(kind, spec("batch.padding_tokens")), UNMASKED * kind.startswith(("large", "drawn, large")))
+    return fit(kind, declared)
+
+
+def _grouped(candidates: list[Cause], pair: Pair) -> list[Cause]:
     """Fold the members of a group into the one that says it most directly: one thing is never blamed twice."""
     table = {cause.name: cause for cause in candidates}
+    past = {name for name in SIDES if name in table and past_padding(table[name].difference, pair)}
     folded: list[Cause] = []
     for cause in candidates:
         members = [name for name in group_of(cause.name) if name in table]
+        members.sort(key=lambda name: name not in past)  # writing after padding says more than any shape
         if cause.name == members[0]:
             cause.together = members[1:]
             cause.score = max(table[name].score for name in members)
@@ -332,8 +368,12 @@ def _because(cause: Cause, pair: Pair) -> str:
         return "the prompts differ"
     if evidence.change is not None and evidence.kind != "zero":
         change = evidence.change
-        moved = f"; the logits moved by {change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
-    if cause.name.startswith("batch.") and nature(cause.declared) != "mask":
+        least = "at least " * change.at_least
+        moved = f"; the logits moved by {least}{change.max_abs:.2g} ({change.ulps:.2g} ulp) before the outputs part"
+    past = cause.name in SIDES and past_padding(cause.difference, pair)
+    if cause.name in SIDES and not past and evidence.kind == "large":
+        return f"padding that is not masked, or that shifts positions, is another input{moved}"
+    if cause.name.startswith("batch.") and nature(cause.declared) != "mask" and not past:
         names = (cause.name, *cause.together)
         padded = " and its padding" if any("padding" in n or n == "batch.max_length" for n in names) else ""
         return f"another batch{padded} changes shapes and the order of sums{moved}"

@@ -255,7 +255,7 @@ def _verdict(case: Pair, ranking: causes.Ranking, parts: bool, excused: bool = F
     # A near tie is a verdict on the choice, and on its cause: where another function is to blame it is none.
     # Logits that moved where nothing differs that could move them are the work of something unseen.
     unseen = not blamed and not excused and case.repeats and case.evidence.kind == "rounding"
-    if case.evidence.near_tie and not unseen and not (blamed and _functional(blamed[0])):
+    if case.evidence.near_tie and not unseen and not _functional(blamed):
         return NEAR_TIE
     other = case.weights_equal is False and not case.beneath
     if other and (not blamed or case.evidence.kind in ("large", "unknown")):
@@ -274,9 +274,13 @@ def _open(case: Pair, verdict: str, parts: bool) -> bool:
     return verdict == INCONCLUSIVE and bool(case.endings.told()) and (not parts or _cut(case))
 
 
-def _functional(cause: dict[str, Any]) -> bool:
-    """Say whether a cause is more than another order of sums: then the output that came of it may be wrong."""
-    return cause["effect"] == "semantic" or nature(spec(cause["field"])) in FUNCTIONAL
+def _functional(found: list[dict[str, Any]]) -> bool:
+    """Say whether more than another order of sums may be to blame: then the output that came of it may be wrong.
+
+    Any cause that stands will do: another function can move logits by as little as rounding does.
+    """
+    first = bool(found) and found[0]["effect"] == "semantic"
+    return first or any(nature(spec(item["field"])) in FUNCTIONAL for item in found)
 
 
 def _layer(case: Pair, parts: bool) -> str | None:
@@ -315,7 +319,7 @@ def _outputs(case: Pair) -> dict[str, Any]:
     if change is not None:
         found["logit_change"] = {
             "max_abs": change.max_abs, "ulps": round(change.ulps, 3), "over_tokens": change.over_tokens,
-            "rounding_allows": change.allowed, "kind": evidence.kind,
+            "rounding_allows": change.allowed, "kind": evidence.kind, "at_least": change.at_least,
         }  # fmt: skip
     elif case.function:
         found["no_evidence"] = "a function has arguments and a result, and no tokens"

@@ -30,7 +30,7 @@ class Blind(NamedTuple):
 # First the member that says it most directly; the rest follow from it or set it.
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("batch.size", "batch.max_length", "batch.padding_tokens", "batch.padding_side", "batch.sequence_lengths",
-     "batch.position", "batch.mask_given", "batch.mask_origin", "batch.num_beams_rows"),
+     "batch.position", "batch.mask_given", "batch.mask_origin", "batch.num_beams_rows", "tokenizer.padding_side"),
     ("torch.num_threads", "env.OMP_NUM_THREADS", "env.MKL_NUM_THREADS", "mkl.num_threads", "loaded.openmp.runtime",
      "cpu.affinity", "cpu.count_logical", "cpu.count_physical", "cpu.threads_per_core", "torch.num_interop_threads",
      "env.OPENBLAS_NUM_THREADS"),

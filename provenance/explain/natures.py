@@ -52,7 +52,9 @@ def nature(declared: Spec) -> str:
     ['kernel', 'precision', 'decoding', 'kernel', 'function']
     """
     name, group = declared.name, declared.group
-    for kind, pattern in (("padding", PADDING), ("implementation", IMPLEMENTATION), ("placement", PLACEMENT)):
+    if PADDING.search(name):
+        return "padding"
+    for kind, pattern in (("implementation", IMPLEMENTATION), ("placement", PLACEMENT)):
         if pattern.search(name) and declared.effect == "numeric":
             return kind
     if name in ("env.PYTHONHASHSEED", "python.hash_randomization"):
@@ -146,16 +148,17 @@ FIT: dict[str, dict[str, float]] = {
     "text": {"tokenizer": 1.0, "service": 0.8, "library": 0.5, "code": 0.3, "template": 0.1},
     # equal logits to the last bit
     "zero": {"decoding": 1.0, "stop": 0.25, "service": 0.3, "library": 0.15, "code": 0.1, "random": 0.06},
-    # logits moved by rounding, and the choice hung on that
+    # logits moved by as little as rounding moves them, and the choice hung on that; another function can move them so too
     "tie": {"implementation": 1.0, "placement": 0.9, "padding": 1.0, "kernel": 1.0, "library": 0.6, "precision": 0.5, "service": 0.4, "mask": 0.15, "decoding": 0.08,
-            "function": 0.06, "dropout": 0.05, "code": 0.03},
-    "tie, other precision": {"implementation": 0.4, "placement": 0.4, "padding": 0.4, "precision": 1.0, "kernel": 0.4, "library": 0.4, "service": 0.3, "function": 0.06},
+            "function": 0.5, "input": 0.06, "dropout": 0.05, "code": 0.03},
+    "tie, other precision": {"implementation": 0.4, "placement": 0.4, "padding": 0.4, "precision": 1.0, "kernel": 0.4, "library": 0.4, "service": 0.3, "function": 0.3,
+                             "mask": 0.1, "decoding": 0.06, "input": 0.06, "dropout": 0.05},
     # logits moved by rounding, and the margin was wide: the choice was made otherwise
     "rounding": {"implementation": 0.06, "placement": 0.06, "padding": 0.06, "decoding": 1.0, "stop": 0.15, "service": 0.25, "library": 0.12, "code": 0.08, "precision": 0.06},
     # logits moved further than rounding can
-    "large": {"implementation": 0.35, "placement": 0.2, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.15, "service": 0.5,
+    "large": {"implementation": 0.35, "placement": 0.2, "padding": 1.0, "function": 1.0, "mask": 0.8, "precision": 0.8, "dropout": 0.8, "input": 0.6, "code": 0.15, "service": 0.5,
               "library": 0.4, "context": 0.1, "decoding": 0.06, "kernel": 0.03},
-    "large, low precision": {"implementation": 0.4, "placement": 0.3, "padding": 0.7, "function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.15,
+    "large, low precision": {"implementation": 0.4, "placement": 0.3, "padding": 1.0, "function": 1.0, "mask": 0.8, "precision": 0.9, "dropout": 0.8, "input": 0.6, "code": 0.15,
                              "service": 0.5, "library": 0.5, "context": 0.1, "decoding": 0.06, "kernel": 0.3},
     "large, overruled": {"implementation": 0.15, "placement": 0.1, "padding": 0.2, "decoding": 1.0, "function": 0.8, "precision": 0.4, "mask": 0.4, "library": 0.4, "service": 0.4,
                          "code": 0.15, "dropout": 0.3, "input": 0.3},
@@ -169,14 +172,16 @@ FIT: dict[str, dict[str, float]] = {
     "drawn": {"implementation": 0.35, "placement": 0.35, "padding": 0.4, "order": 0.1, "random": 1.0, "decoding": 0.8, "function": 0.5, "service": 0.5, "precision": 0.4, "dropout": 0.4, "mask": 0.4,
               "library": 0.4, "kernel": 0.35, "code": 0.2, "input": 0.3},
     "drawn, equal logits": {"random": 1.0, "decoding": 0.8, "service": 0.3, "library": 0.2, "code": 0.1},
-    "drawn, rounding": {"implementation": 0.5, "placement": 0.4, "padding": 0.5, "random": 1.0, "decoding": 0.6, "kernel": 0.5, "library": 0.4, "precision": 0.4, "service": 0.3},
+    "drawn, rounding": {"implementation": 0.5, "placement": 0.4, "padding": 0.5, "random": 1.0, "decoding": 0.6, "kernel": 0.5, "library": 0.4, "precision": 0.4, "service": 0.3,
+                        "function": 0.4, "mask": 0.2, "dropout": 0.2, "input": 0.1},
     "drawn, large": {"implementation": 0.3, "placement": 0.2, "padding": 0.6, "function": 1.0, "precision": 0.7, "dropout": 0.8, "mask": 0.7, "random": 0.4, "decoding": 0.3,
                      "service": 0.5, "library": 0.4, "code": 0.15, "input": 0.5},
     # drawn by one stream: the stream is no cause
     "drawn alike": {"implementation": 0.7, "placement": 0.6, "padding": 0.7, "decoding": 1.0, "function": 0.7, "kernel": 0.7, "precision": 0.7, "library": 0.6, "service": 0.5,
                     "dropout": 0.5, "mask": 0.5, "code": 0.2, "input": 0.3},
     "drawn alike, equal logits": {"implementation": 0.06, "padding": 0.06, "decoding": 1.0, "library": 0.3, "service": 0.3, "code": 0.12, "kernel": 0.06},
-    "drawn alike, rounding": {"implementation": 1.0, "placement": 0.9, "padding": 1.0, "kernel": 1.0, "decoding": 0.5, "precision": 0.7, "library": 0.6, "service": 0.4},
+    "drawn alike, rounding": {"implementation": 1.0, "placement": 0.9, "padding": 1.0, "kernel": 1.0, "decoding": 0.5, "precision": 0.7, "library": 0.6, "service": 0.4,
+                              "function": 0.7, "mask": 0.3, "dropout": 0.2, "input": 0.1},
     "drawn alike, large": {"implementation": 0.35, "placement": 0.2, "padding": 0.7, "function": 1.0, "precision": 0.8, "dropout": 0.8, "mask": 0.8, "library": 0.4, "service": 0.5,
                            "code": 0.15, "input": 0.6, "decoding": 0.06},
 }  # fmt: skip

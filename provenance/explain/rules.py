@@ -12,7 +12,7 @@ from provenance.catalogue.fields import Spec, spec
 from provenance.explain import calls, conditions
 from provenance.explain.fields import Difference
 from provenance.explain.tokens import Evidence
-from provenance.facts import Run, Sequence
+from provenance.facts import Run, Sequence, State
 
 LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max_time", "generation.stop_strings",
            "generation.stopping_criteria", "generation.stopping_criteria_values",
@@ -32,9 +32,14 @@ MADE = {
     QUANTIZED: "quantized",
 }  # fmt: skip
 # Values of the configuration that are fields of their own: its digest says nothing that they do not say.
-CONFIGURED = {"model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
-              "model.is_encoder_decoder", "model.dropout_probs", "model.quantization_config.quant_method",
-              "model.quantization_config.bits"}  # fmt: skip
+CONFIG, REST = "model.config_digest", "model.config_rest_digest"
+COMPUTED = {"model.norm_eps", "model.rope_theta", "model.attention_scaling", "model.logit_scaling", "model.activation"}
+CONFIGURED = COMPUTED | {
+    "model.rope_parameters", "model.sliding_window", "model.max_position_embeddings", "model.tied_weights",
+    "model.is_encoder_decoder", "model.dropout_probs", "model.quantization_config.quant_method",
+    "model.quantization_config.bits",
+}  # fmt: skip
+SIDES = ("batch.padding_side", "tokenizer.padding_side")
 # Digests over many fields: they would differ with fields that cannot matter.
 PARENTS = {"lib.all_digest", "container.image_digest"}
 # What chooses the way of decoding.
@@ -140,6 +145,19 @@ class Pair:
         if a is None or b is None or not (a.known and b.known):
             return None
         return a == b
+
+
+def past_padding(difference: Difference, pair: Pair) -> bool:
+    """Say whether a decoder may have gone on writing after padding on the right: then it computed something else.
+
+    Padding on the left is masked, and positions count from the prompt: there it is a matter of shapes alone.
+    """
+    if difference.name not in SIDES or all(conditions.truth("encdec", run) is True for run in (pair.a, pair.b)):
+        return False
+    if difference.name != SIDES[0] and SIDES[0] not in pair.differing and SIDES[0] in pair.a.fields:
+        return False  # what the batch really had is known, and this row had the same
+    sides = (difference.a, difference.b)
+    return any(side is not None and side.state is State.VALUE and "right" in str(side.value) for side in sides)
 
 
 def _both(pair: Pair, name: str) -> bool:
@@ -303,24 +321,34 @@ def _parents(difference: Difference, _: Spec, pair: Pair) -> str:
     if difference.name == "generation.mode":
         way = next((name for name in WAYS if name in pair.differing), None)
         return f"it follows from {way}" if way is not None else ""
-    if difference.name == "model.config_digest" and pair.differing & CONFIGURED:
-        return "the values in it that differ are listed by themselves"
     if difference.name in ("generation.defaults_digest", "files.generation_config.json") and _agree(
         pair, "generation.do_sample"
     ):
         return "the settings that it led to are compared one by one"
-    if difference.name == "files.config.json" and _agree(pair, "model.config_digest"):
-        return "the configuration that it led to is equal"
     if difference.name == "generation.logits_processors" and any(
         name.startswith("generation.") and name not in (*PROCESSORS, *LENGTHS) for name in pair.differing
     ):
         return "the list follows from the settings, which are compared one by one"
-    if difference.name == "model.config_digest" and pair.evidence.kind == "rounding" and pair.weights_equal:
-        return "another configuration over equal tensors would have moved the logits further"
+    return ""
+
+
+def _configuration(difference: Difference, _: Spec, pair: Pair) -> str:
+    """Dismiss digests of the configuration whose every value that acts is compared by itself."""
+    name = difference.name
+    if name in COMPUTED and name not in pair.differing and _both(pair, CONFIG):
+        return f"{CONFIG} covers it, and is compared"
+    if name == "files.config.json" and _agree(pair, CONFIG):
+        return "the configuration that it led to is equal"
+    if name == "files.config.json" and CONFIG in pair.differing:
+        return "the configuration that it led to is compared by itself"
+    if name == CONFIG and pair.differing & CONFIGURED and REST not in pair.differing:
+        return "the values in it that differ are listed by themselves"
+    if name == CONFIG and not pair.differing & CONFIGURED and _agree(pair, REST):
+        return "it differs only in what never acts on an output, or is recorded by itself"
     return ""
 
 
 RULES: tuple[Rule, ...] = (
     _context, _greedy, _one_samples, _moot, _same_tensors, _cast, _same_ids, _sets, _length, _no_draw,
-    _no_dropout, _one_drew, _parents,
+    _no_dropout, _one_drew, _parents, _configuration,
 )  # fmt: skip

@@ -139,7 +139,8 @@ def _outputs(answer: dict[str, Any], text_a: Text, text_b: Text) -> list[tuple[s
         word = "within" if change["kind"] == "rounding" else "beyond"
         moved = f"{change['max_abs']:.3g} ({change['ulps']:.3g} ulp) over {_count(change['over_tokens'])}"
         allowed = f"{word} what rounding explains ({change['rounding_allows']:.3g})"
-        found.append(("plain", f"  Up to there the logits had moved by at most {moved}: {allowed}."))
+        bound = "least" if change.get("at_least") else "most"
+        found.append(("plain", f"  Up to there the logits had moved by at {bound} {moved}: {allowed}."))
     elif "no_evidence" in outputs:
         found.append(("plain", f"  No token evidence: {outputs['no_evidence']}."))
     return found

@@ -31,6 +31,7 @@ class Change:
     ulps: float
     allowed: float  # what rounding explains in this precision, in logits
     over_tokens: int
+    at_least: bool = False  # a bound from below: the runs hold no common id where the logits moved furthest
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +152,22 @@ def _thin(at: int | None) -> str:
 def _change(a: Sequence, b: Sequence, at: int, prefix: bool) -> Change | None:
     """Measure how far the logits moved up to and including the step at which the outputs part."""
     last = at if prefix else at + 1
-    worst, seen, here = 0.0, 0, None
-    for index in range(min(last, len(a.steps), len(b.steps))):
-        moved = _moved(a.steps[index], b.steps[index])
-        if moved is None:
-            continue
-        seen += 1
-        worst = max(worst, moved)
-        if index == at:
-            here = moved
-    if not seen:
-        return None
     largest = max((abs(x) for x in a.steps[0].top_logits + b.steps[0].top_logits), default=0.0)
     dtype = coarser(a.logits_dtype, b.logits_dtype)
     unit = ulp(largest, dtype)
     allowed = SINGLE_EPS * EPSILON32 * max(largest, 1.0) if dtype in ("float32", "float64") else HALF_ULPS * unit
-    return Change(worst, here, worst / unit if unit else 0.0, allowed, seen)
+    worst, seen, here, bound = 0.0, 0, None, False
+    for index in range(min(last, len(a.steps), len(b.steps))):
+        moved = _moved(a.steps[index], b.steps[index])
+        apart = _apart(a.steps[index], b.steps[index]) if moved is None else 0.0
+        if moved is None and apart <= allowed:
+            continue  # a bound that rounding could reach tells nothing
+        seen += 1
+        if max(moved or 0.0, apart) > worst:
+            worst, bound = max(moved or 0.0, apart), moved is None
+        if index == at:
+            here = moved
+    return Change(worst, here, worst / unit if unit else 0.0, allowed, seen, bound) if seen else None
 
 
 def _moved(one: Step, other: Step) -> float | None:
@@ -175,6 +176,18 @@ def _moved(one: Step, other: Step) -> float | None:
     if not moves:
         return None
     return max(*moves, _fell(here, there), _fell(there, here))
+
+
+def _apart(one: Step, other: Step) -> float:
+    """Return by how much some logit moved at least where the best tokens of two steps have none in common.
+
+    The best of each side stood below the last of the other's best, so the gap between the two turned by both spans.
+    """
+    here, there = ([x for x in step.top_logits if math.isfinite(x)] for step in (one, other))
+    if not here or not there:
+        return 0.0
+    spans = (max(here) - min(here) + max(there) - min(there)) / 2
+    return max(spans, max(here) - min(there), max(there) - min(here))
 
 
 def _fell(here: dict[int, float], there: dict[int, float]) -> float:

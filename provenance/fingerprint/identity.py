@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,27 @@ NOISE = re.compile(r"drop(out|_?path|_?prob|_?rate)|layer_?drop|jitter")
 ADAPTER_LABELS = {"base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 ADAPTER_FIELDS = ("active", "merged", "autocast_dtype", "dropout")
+# Not part of what a configuration means: where it came from, who wrote it, and the type it was stored in
+# (``model.dtype`` says what is in force).
+LABELS = {"_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures", "dtype",
+          "torch_dtype"}  # fmt: skip
+# Numbers and names that every layer computes with: a small change moves logits by little, so each is a field.
+COMPUTED = {
+    "model.norm_eps": re.compile(r"\w*norm\w*_eps(ilon)?"),
+    "model.rope_theta": re.compile(r"rope_theta|rotary_emb_base|rope_local_base_freq|rotary_pct|partial_rotary_factor"),
+    "model.attention_scaling": re.compile(
+        r"attention_multiplier|query_pre_attn_scalar|scale_attn_\w+|attn_logit_softcapping"
+    ),
+    "model.logit_scaling": re.compile(
+        r"final_logit_softcapping|logits?_scal(e|ing)|(embedding|residual|lm_head)_multiplier"
+    ),
+    "model.activation": re.compile(r"hidden_act(ivation)?|activation_function|dense_act_fn|feed_forward_proj"),
+}
+# The rest of a configuration is without what other fields hold, and without what acts in training or on names alone.
+HELD = {"rope_parameters", "sliding_window", "max_position_embeddings", "tie_word_embeddings", "is_encoder_decoder",
+        "quantization_config"}  # fmt: skip
+INERT = {"initializer_range", "initializer_factor", "id2label", "label2id", "problem_type", "return_dict",
+         "output_hidden_states", "use_cache"}  # fmt: skip
 
 
 def fields(model: Any, tokenizer: Any = None) -> list[Field]:
@@ -236,6 +257,34 @@ def _scaling(name: str, layers: Iterable[Any]) -> object:
     if not values:
         raise Missing("no layer holds a scaling for it")
     return values[0] if len(values) == 1 else values
+
+
+def _settings(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Walk a configuration and those of its parts: path, name and value; without what other fields hold."""
+    for key, value in sorted(table.items()):
+        if key in LABELS or key in INERT or (not path and (key in HELD or "dropout" in key)):
+            continue
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", key, value
+
+
+def computed(config: Any, names: re.Pattern[str]) -> object:
+    """Return what a configuration says of one thing that every layer computes with; by path where it says several."""
+    found = {path: value for path, key, value in _settings(config.to_dict()) if names.fullmatch(key)}
+    found = {path: _plain(value) for path, value in found.items() if value is not None}
+    values = list(found.values())
+    return values[0] if values and all(value == values[0] for value in values) else found or None
+
+
+def rest_digest(config: Any) -> str:
+    """Digest the configuration without the values that are fields of their own, and without what never acts."""
+    rest = [
+        (path, None if any(names.fullmatch(key) for names in COMPUTED.values()) else value)
+        for path, key, value in _settings(config.to_dict())
+    ]
+    return file_digest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str))
 
 
 def adapter_digest(config: Any) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -29,17 +30,6 @@ QUANTIZED = re.compile(
     r"|hqq|eetq|quanto|optimum\.quanto|aqlm|compressed_tensors)(?:\.|$)"
 )
 WIDTH = re.compile(r"(?:int|float|linear|bit|nf|fp)_?(16|8|4|2)", re.IGNORECASE)
-# Not part of what a configuration means: where it came from, who wrote it, and the type it was stored in
-# (``model.dtype`` says what is in force).
-LABELS = {
-    "_name_or_path",
-    "name_or_path",
-    "transformers_version",
-    "_commit_hash",
-    "architectures",
-    "dtype",
-    "torch_dtype",
-}
 
 
 def fingerprint(model: Any, tokenizer: Any = None) -> Fingerprint:
@@ -61,6 +51,8 @@ def _model(model: Any, config: Any) -> dict[str, Reader]:
         "model.class": lambda: f"{type(model).__module__}.{type(model).__qualname__}",
         "model.name_or_path": lambda: short_path(str(config._name_or_path), os.path.expanduser("~")) or None,
         "model.config_digest": lambda: config_digest(config),
+        "model.config_rest_digest": lambda: identity.rest_digest(config),
+        **{name: partial(identity.computed, config, names) for name, names in identity.COMPUTED.items()},
         "model.buffer_dtypes": lambda: _buffer_dtypes(model),
         "model.dtype": lambda: _dtypes(model),
         "model.attn_implementation": lambda: _per_part(config, "_attn_implementation"),
@@ -131,7 +123,7 @@ def _images(processor: Any) -> Any:
 
 def config_digest(config: Any) -> str:
     """Digest the resolved configuration, without labels. Equal digests dismiss every single value in it."""
-    document = {key: value for key, value in config.to_dict().items() if key not in LABELS}
+    document = {key: value for key, value in config.to_dict().items() if key not in identity.LABELS}
     data = orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str)
     return file_digest(data)
 

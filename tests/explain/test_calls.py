@@ -112,7 +112,8 @@ def test_equal_arguments_and_another_result_are_the_work_of_what_is_no_argument(
     assert found["unknown"] == []
     assert found["outputs"]["no_evidence"] == "a function has arguments and a result, and no tokens"
     fields: tuple[dict[str, Any], ...] = ({"lib.numpy.version": "1", "engine.kv": 4}, {"lib.numpy.version": "2"})
-    found = compare.compare(*(function(given("x"), result, item) for result, item in zip("ab", fields, strict=True)))
+    one, other = (function(given("x"), result, item) for result, item in zip("ab", fields, strict=True))
+    found = compare.compare(one, other)
     assert found["causes"][0]["field"] == "lib.numpy.version"
     assert "To prove it, make A's call again with lib.numpy.version as in B" in found["advice"][1]
 

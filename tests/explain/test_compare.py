@@ -7,7 +7,7 @@ import pytest
 
 from provenance.errors import AmbiguousRows
 from provenance.explain import compare, story
-from provenance.facts import Field, Run, Sequence
+from provenance.facts import Field, Run, Sequence, Step
 from tests.fakes.runs import default_steps, run, sequence, step, unknown
 
 A_ID, B_ID = "01a00000-0000-7000-8000-00000000000a", "01b00000-0000-7000-8000-00000000000b"
@@ -116,6 +116,42 @@ def test_another_function_is_never_a_near_tie_and_nobody_is_told_that_nothing_is
     assert answer["causes"][0]["field"] == name
     assert answer["verdict"] == "divergent"
     assert not any("neither output is wrong" in line for line in answer["advice"])
+
+
+@pytest.mark.parametrize("name", ["model.norm_eps", "model.config_digest", "model.rope_parameters"])
+@pytest.mark.parametrize(
+    "more", [{}, {"batch.size": 4}, {"torch.num_threads": 1, "model.attn_implementation": "eager"}]
+)
+def test_another_configuration_is_no_near_tie_whatever_moved_beside_it(name: str, more: dict[str, Any]) -> None:
+    """An epsilon of 1.3e-6 for 1e-6 moves logits by 1 or 2 ulp: no more than rounding, and it is another function."""
+    answer = compare.compare(*pair({name: 1}, {name: 2} | more))
+    assert answer["causes"][0]["field"] == name
+    assert answer["causes"][0]["confidence"] >= 0.9
+    assert answer["verdict"] == "divergent"
+    assert {"batch.size"} & set(more) <= {cause["field"] for cause in answer["causes"]}
+    assert not any("neither output is wrong" in line for line in answer["advice"])
+
+
+def test_a_function_that_stands_second_is_no_near_tie_either() -> None:
+    answer = compare.compare(*pair({"adapters.active": ["x"]}, {"adapters.active": ["y"], "batch.size": 4}))
+    assert [cause["field"] for cause in answer["causes"]] == ["batch.size", "adapters.active"]
+    assert answer["verdict"] == "divergent"
+
+
+def test_a_record_from_before_a_field_of_the_configuration_is_compared_by_its_digest() -> None:
+    digest = {"model.config_digest": "x"}
+    answer = compare.compare(*pair(digest, digest | {"model.norm_eps": 1e-6, "batch.size": 4}))
+    assert (answer["verdict"], answer["causes"][0]["field"]) == ("near_tie", "batch.size")
+    assert not any(item["field"] == "model.norm_eps" for item in answer["unknown"])
+
+
+def test_what_was_not_seen_where_the_outputs_part_acquits_nobody() -> None:
+    a, b = pair({"model.class": "x"}, {"model.class": "y"}, margin=3.0)
+    blank = Step(7, (), ())
+    row = replace(b.sequences[0], steps=(replace(b.sequences[0].steps[0], top_logits=(16.1, 13.1, 11.1, 10.1)), blank))
+    answer = compare.compare(a, replace(b, sequences=(row,)))
+    assert answer["outputs"]["logit_change"]["kind"] == "rounding"
+    assert [cause["field"] for cause in answer["causes"]] == ["model.class"]
 
 
 def test_rows_of_another_batch_draw_other_numbers_of_one_stream() -> None:

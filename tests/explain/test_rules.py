@@ -113,8 +113,22 @@ def test_digests_over_many_fields_say_nothing_of_their_own() -> None:
     said = judge("generation.logits_processors", ["A"], ["B"], also={"generation.repetition_penalty"})
     assert "follows from the settings" in said
     assert judge("generation.logits_processors", ["A"], ["B"]) == ""
-    assert "configuration" in judge("model.config_digest", "a", "b")
-    assert judge("model.config_digest", "a", "b", moved=5.0) == ""
+    for moved in (0.125, 5.0):  # another epsilon moves logits by as little as rounding does
+        assert judge("model.config_digest", "a", "b", moved=moved) == ""
+
+
+def test_a_digest_of_the_configuration_is_dismissed_only_where_every_value_that_acts_is_compared() -> None:
+    digest, rest = "model.config_digest", "model.config_rest_digest"
+    assert "listed by themselves" in judge(digest, "a", "b", also={"model.norm_eps"})
+    assert judge(digest, "a", "b", also={"model.norm_eps", rest}) == ""
+    assert judge(digest, "a", "b", shared={rest: "x"}).startswith("it differs only in what never acts")
+    assert judge(digest, "a", "b", also={rest}) == ""
+    assert "compared by itself" in judge("files.config.json", "x", "y", also={digest})
+    assert judge("files.config.json", "x", "y") == ""
+    lost = unknown("model.norm_eps", "absent")
+    assert "covers it" in judge("model.norm_eps", 1e-6, lost, shared={digest: "a"})
+    assert judge("model.norm_eps", 1e-6, lost) == ""
+    assert judge("model.norm_eps", 1e-6, 1e-5, shared={digest: "a"}) == ""
 
 
 def test_thread_counts_and_threads_stay_suspects() -> None:

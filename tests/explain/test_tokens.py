@@ -85,12 +85,26 @@ def test_missing_evidence_says_whose_and_why() -> None:
     assert found.why_unknown == "A has no token evidence: beam search has no token evidence"
 
 
-def test_steps_without_a_common_id_are_no_evidence() -> None:
-    a = sequence(0, [1], [6], [Step(6, (1, 2), (3.0, 2.0))])
-    b = sequence(0, [1], [7], [Step(7, (8, 9), (3.0, 2.0))])
+@pytest.mark.parametrize("other", [(3.0, 2.97), (math.nan, -math.inf)])
+def test_steps_without_a_common_id_are_no_evidence_where_rounding_could_do_as_much(other: tuple[float, float]) -> None:
+    a = sequence(0, [1], [6], [Step(6, (1, 2), (3.0, 2.97))])
+    b = sequence(0, [1], [7], [Step(7, (8, 9), other)])
     found = tokens.compare(a, b, sampled=False)
     assert found.kind == "unknown"
     assert "no common token id" in found.why_unknown
+
+
+def test_best_tokens_without_a_common_id_moved_by_their_spans_at_least() -> None:
+    a = sequence(0, [1], [1], [Step(1, (1, 2), (30.0, 23.0))])
+    b = sequence(0, [1], [8], [Step(8, (8, 9), (28.0, 26.0))])
+    found = tokens.compare(a, b, sampled=False)
+    assert found.change is not None
+    # token 1 stood at 30 and then at 26 at most; 8 rose to 28 from 23 at most
+    assert (found.kind, found.change.max_abs, found.change.at_least) == ("large", 5.0, True)
+    later = replace(b, output_ids=(1, 8), steps=(replace(a.steps[0], top_logits=(40.0, 33.0)), b.steps[0]))
+    both = tokens.compare(replace(a, output_ids=(1, 1), steps=(*a.steps, *a.steps)), later, sampled=False)
+    assert both.change is not None
+    assert (both.change.max_abs, both.change.at_least, both.change.over_tokens) == (10.0, False, 2)
 
 
 def test_infinite_logits_are_left_out() -> None:

@@ -90,6 +90,15 @@ def greedy(**options: Any) -> Ask:
     return lambda bench, prompt: bench.ask(prompt, **options)
 
 
+def right(bench: Bench, prompt: str) -> str:
+    """Ask in a batch that is padded on the right."""
+    bench.tokenizer.padding_side = "right"
+    try:
+        return bench.ask([prompt, LONG])
+    finally:
+        bench.tokenizer.padding_side = "left"
+
+
 def drawn(seed: int, **options: Any) -> Ask:
     """Ask by sampling, from a seed."""
 
@@ -239,6 +248,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant("training", ("model.training",), SEMANTIC, plain, of("training", dropping)),
     Plant("rope", ("model.rope_parameters", "model.config_digest", "weights.loaded_root"), SEMANTIC, plain,
           of("rope", rope_parameters={"rope_type": "default", "rope_theta": 9000.0})),
+    Plant("epsilon", ("model.norm_eps",), SEMANTIC, plain, of("epsilon", rms_norm_eps=1.3e-6)),
+    Plant("epsilon beside a batch", ("model.norm_eps",), SEMANTIC, plain,
+          lambda b, p: b.ask([p, LONG], model=b.model("epsilon", rms_norm_eps=1.3e-6))),
+    Plant("right padding", ("batch.padding_side",), SEMANTIC, plain, right),
+    Plant("another side", ("batch.padding_side",), SEMANTIC, lambda b, p: b.ask([p, LONG]), right),
     Plant("mask", ("batch.mask_given",), SEMANTIC, lambda b, p: b.ask([p, LONG]),
           lambda b, p: b.ask([p, LONG], no_mask=True, pad_token_id=5)),
     # settings

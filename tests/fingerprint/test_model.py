@@ -96,6 +96,41 @@ def test_the_digest_of_a_configuration_knows_no_labels_but_every_value() -> None
     assert readers.config_digest(other) != before
 
 
+@pytest.mark.parametrize(
+    ("name", "changed", "value"),
+    [
+        ("model.norm_eps", {"rms_norm_eps": 1.3e-6}, 1.3e-6),
+        ("model.rope_theta", {"vision": {"rope_theta": 5e5}}, 5e5),
+        ("model.attention_scaling", {"query_pre_attn_scalar": 128}, 128),
+        ("model.logit_scaling", {"final_logit_softcapping": 20.0, "logit_scale": 0.5},
+         {"final_logit_softcapping": 20.0, "logit_scale": 0.5}),
+        ("model.activation", {"hidden_act": "gelu"}, "gelu"),
+    ],
+)  # fmt: skip
+def test_what_every_layer_computes_with_is_a_field_of_its_own(name: str, changed: dict[str, Any], value: Any) -> None:
+    plain = _fields(models.llama())
+    model = models.llama()
+    model.config.update(changed)
+    found = _fields(model)
+    assert found[name].value == value
+    differ = {key for key in found if key.startswith("model.") and plain[key] != found[key] and "digest" not in key}
+    assert differ == {name}
+    assert found["model.config_digest"] != plain["model.config_digest"]
+
+
+def test_the_rest_of_a_configuration_is_what_no_field_holds_and_what_acts() -> None:
+    def rest(**changed: Any) -> Any:
+        model = models.llama()
+        model.config.update(changed)
+        return _fields(model)["model.config_rest_digest"].value
+
+    for held in ({"rms_norm_eps": 0.5}, {"hidden_act": "gelu"}, {"initializer_range": 0.5}, {"sliding_window": 3},
+                 {"attention_dropout": 0.5}, {"_name_or_path": "x"}):  # fmt: skip
+        assert rest(**held) == rest()
+    for acts in ({"pretraining_tp": 2}, {"attention_bias": True}, {"layer_norm_eps": 1e-5}, {"part": {"depth": 3}}):
+        assert rest(**acts) != rest()
+
+
 def test_quantisation_and_adapters_are_named() -> None:
     model = models.llama()
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dataset": ["secret"]}

@@ -150,7 +150,7 @@ def read_by(name: str) -> str:
         return path if f'"{rest}"' in _sources()[path] or f'}}.{rest}"' in _sources()[path] else ""
     if name.startswith("rng.torch_"):
         return "provenance/capture/moment.py" if "_state_sha256" in _sources()["provenance/capture/moment.py"] else ""
-    if name == ARGUMENTS:
+    if name in (ARGUMENTS, "self.NAME"):
         return "provenance/capture/functions.py"
     if name.startswith("draft."):
         return "provenance/capture/models.py"
