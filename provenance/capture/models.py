@@ -35,6 +35,9 @@ class Watched:
         self.model = weakref.ref(model, forget)
         self.tokenizer: Any = None
         self.guard: tuple[object, ...] = ()
+        self.held = weights.Held()  # what parts of the model keep in attributes
+        self.passing: set[str] = set()  # of those, what calls were seen to change
+        self.settled = False  # a call has ended: what it made is known
         self.fingerprint: Fingerprint | None = None
         self.recorder: Any = None
         self.load = 0
@@ -87,17 +90,18 @@ class Models:
             model = known.model()
             if model is None:
                 return
-            guard = readers.guard(model)
+            guard = _guard(known, model)
             with self._lock:
                 if guard != known.guard:
                     known.fingerprint = readers.fingerprint(model, known.tokenizer)
                     known.root, known.manifests, known.facts = NOTHING, {}, {}
-                    known.guard, known.recorder = guard, None
+                    known.held = weights.Held(model, known.passing)
+                    known.guard, known.recorder = _guard(known, model), None
 
     def look(self, recorder: Recorder, model: Any) -> Watched:
         """See whether a model is still what it was; if not, or at first sight, read it and have its weights hashed."""
         known = self.watched(model)
-        guard = readers.guard(model)
+        guard = _guard(known, model)
         if guard == known.guard and known.recorder is recorder:
             return known
         with self._lock:
@@ -112,6 +116,8 @@ class Models:
                 return known
             if not same:
                 known.root, known.manifests, known.facts = NOTHING, {}, {}
+                known.held = weights.Held(model, known.passing)
+                guard = _guard(known, model)
             self._loads += 1
             known.load, known.guard, known.recorder = self._loads, guard, recorder
             known.first_seq = recorder.journal.next_seq
@@ -120,6 +126,24 @@ class Models:
             if known.root == NOTHING:
                 self._hash(recorder, known, model)
             return known
+
+    def settle(self, known: Watched, model: Any) -> None:
+        """See at the end of a call what it changed in attributes: caches. The next load leaves them out.
+
+        What is new after the first call is one too. A table that only went to another device stays.
+        """
+        with self._lock:
+            before = known.guard[-1] if known.guard else {}
+            after = known.held if known.settled else weights.Held(model, known.passing)
+            known.settled = True
+            now = after.marks()
+            if now == before or not isinstance(before, dict):
+                return
+            changed = {name for name, mark in now.items() if before.get(name) != mark}
+            changed -= {name for name in changed & before.keys() if weights.moved(before[name], now[name])}
+            known.passing |= changed
+            if changed & before.keys():
+                known.guard = ()
 
     def draft(self, recorder: Recorder, model: Any) -> dict[str, Any]:
         """Return what a call says of the model that drafts for it. Its weights are hashed like those of any other."""
@@ -162,8 +186,17 @@ class Models:
             Job(recorder, known, []).bind("", "hashing is off (weights=off)")
             return
         # Weak references: hashing must not keep alive what its owner wants freed.
-        items = [(kind, name, weakref.ref(tensor)) for kind, name, tensor in weights.named(model)]
+        found = [*weights.named(model), *known.held.items()]
+        items = [(kind, name, weakref.ref(item)) for kind, name, item in found]
         recorder.spawn(Job(recorder, known, items).run, "weights")
+
+
+def _guard(known: Watched, model: Any) -> tuple[object, ...]:
+    return _marked(known.held, model)
+
+
+def _marked(held: weights.Held, model: Any) -> tuple[object, ...]:
+    return (held.marks(), *readers.guard(model))  # what stands last must stay there: see readers.load
 
 
 def _covered(found: Fingerprint, mode: str, key: bytes) -> Fingerprint:
@@ -185,6 +218,7 @@ class Job:
         self.recorder, self.known, self.items = recorder, known, items
         # As they are now: the next load may begin before this one is hashed.
         self.load, self.guard, self.first_seq = known.load, known.guard, known.first_seq
+        self.held = known.held
         self.rooted = False
 
     def run(self) -> None:
@@ -220,8 +254,10 @@ class Job:
         entries: list[Any] = []
         done: dict[object, str] = {}
         try:
+            if unread := self.held.reason():
+                raise Missing(unread)
             for kind, name, reference in self.items:
-                entries.append(weights.entry(kind, name, alive(reference), done, self._stop))
+                entries += weights.entries(kind, name, alive(reference), done, self._stop)
         except Missing as why:  # the files can still be hashed
             self.bind("", str(why))
             return
@@ -304,7 +340,7 @@ class Job:
 
     def _changed(self) -> bool:
         model = self.known.model()
-        return model is not None and readers.load(readers.guard(model)) != readers.load(self.guard)
+        return model is not None and readers.load(_marked(self.held, model)) != readers.load(self.guard)
 
 
 MODELS = Models()

@@ -131,6 +131,7 @@ def _look_on(observer: Observer, made: Any, args: tuple[Any, ...], kwargs: Mappi
 def _finish(state: State, model: Any, result: Any) -> None:
     observer, call, known = state.observer, state.call, state.known
     call.mark()
+    MODELS.settle(known, model)
     draft = state.request.get("assistant_model")
     assisted = draft is not None or state.request.get("custom_generate") is not None
     if assisted:
@@ -163,6 +164,7 @@ def _close(state: State, model: Any, result: Any) -> None:
 
 def _fail(state: State, model: Any, error: BaseException) -> None:
     state.call.mark()
+    MODELS.settle(state.known, model)
     recorder, own = state.call.recorder, getattr(model, "generation_config", None)
     why = "the call failed before it decoded"
     kept = recorder.settings.capture

@@ -88,7 +88,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("weights.sha256", "weights", "weights", "model", "semantic", 5, "always", "load other files", "other checkpoint under the same name"),
     Spec("weights.tensors_root", "weights", "weights", "model", "semantic", 5, "always", "load other files", "true identity, independent of sharding"),
     Spec("weights.tensor.NAME.sha256", "weights", "weights", "model", "semantic", 4, "always", "load other files", "names the changed layers"),
-    Spec("weights.loaded_root", "weights", "weights", "model", "numeric", 3, "always", "reload", "catches in-memory edits, LoRA merges and bit flips"),
+    Spec("weights.loaded_root", "weights", "weights", "model", "semantic", 3, "always", "reload", "catches in-memory edits, LoRA merges and bit flips"),
     Spec("weights.parameters_root", "weights", "weights", "model", "none", 0, "never", "reload", "the parameters alone: tells whether only computed tables differ"),
     Spec("weights.bfloat16_root", "weights", "weights", "model", "none", 0, "never", "reload", "the parameters as bfloat16: tells what was changed beneath a cast"),
     Spec("weights.float16_root", "weights", "weights", "model", "none", 0, "never", "reload", "the parameters as float16: tells what was changed beneath a cast"),

@@ -17,6 +17,7 @@ from provenance.explain import manifests
 from provenance.facts import WeightEntry, WeightsManifest
 from provenance.fingerprint.files import ENDINGS, TENSORS, Digest, Hasher, holding, joined, of_files
 from provenance.fingerprint.reading import Missing
+from provenance.fingerprint.weights import UNREAD
 from provenance.integrity.canonical import PREFIX
 from provenance.settings import remembered_digests
 from provenance.store import queries
@@ -131,7 +132,8 @@ def side(reference: str, runs: Runs, check: bool) -> WeightsManifest:
         raise BadFile(f"there is no file or folder {reference}.")
     run, _ = runs.find(reference)
     root = run.fields.get("weights.loaded_root")
-    for name in ("weights.loaded_root", "weights.files_root"):
+    hidden = root is not None and UNREAD in root.reason  # in memory there is more than the files say
+    for name in ("weights.loaded_root", "weights.files_root")[: 1 if hidden else 2]:
         known = run.fields.get(name)
         if known is not None and known.known and isinstance(known.value, str):
             return _stored(known.value, runs, CouldNotTell)

@@ -18,6 +18,7 @@ from provenance.explain import conditions
 from provenance.explain import fields as explained
 from provenance.explain.rules import PARENTS
 from provenance.facts import Field, Run, State
+from provenance.fingerprint.weights import UNREAD
 from provenance.integrity.canonical import canonical, digest, plain, restore
 
 FORMAT = 2
@@ -302,8 +303,12 @@ def diff(one: Lock, other: Lock, allow: Iterable[str] = (), vary: Iterable[str] 
     )  # fmt: skip
     found.note = _note(one.about, other.about)
     found.open += _beyond(one, now, new, _run(around[1]), "A") + _beyond(other, before, gone, _run(around[0]), "B")
-    # What a lock could not read was no promise: it says so itself.
-    open_then = {name for side in (one, other) if side.about for name, item in side.fields.items() if not item.known}
+    # What a lock could not read was no promise, and it says so itself; but weights that nobody can read may be others.
+    open_then = {
+        name
+        for side in (one, other) if side.about
+        for name, item in side.fields.items() if not item.known and UNREAD not in item.reason
+    }  # fmt: skip
     found.blind = [gap for gap in found.blind if gap.name not in open_then]
     if found.note:
         strange = [gap for gap in found.blind if spec(gap.name).group == "other"]

@@ -57,7 +57,9 @@ def compare(a: WeightsManifest, b: WeightsManifest) -> Comparison:
     if {a.kind, b.kind} == {"tensors", "checkpoint"}:
         memory, alone = (ours, only_a) if a.kind == "tensors" else (theirs, only_b)
         held = {_content(memory[name]) for name in both}
-        spared = [name for name in alone if memory[name].kind == "buffer" or _content(memory[name]) in held]
+        spared = [
+            name for name in alone if memory[name].kind in ("buffer", "attribute") or _content(memory[name]) in held
+        ]
         only_a, only_b = ([name for name in side if name not in set(spared)] for side in (only_a, only_b))
     return Comparison(len(both), differing, tuple(only_a), tuple(only_b), tuple(spared))
 

@@ -15,6 +15,7 @@ from provenance.integrity.beside import redact
 from provenance.integrity.media import Aside
 from provenance.integrity.names import named, withheld
 from provenance.integrity.pairs import GONE
+from provenance.integrity.tokens import places, without
 from provenance.integrity.values import encode
 
 __all__ = ["ARGUMENTS", "GONE", "TAKEN", "UNKEPT", "holds", "known", "label", "lost", "named", "ordinary", "said",
@@ -41,7 +42,7 @@ def _any(starts: tuple[str, ...]) -> str:
 
 
 MAKERS = (
-    rf"\b(?:{_any(SIGNED)}(?:(?<=sk-|pp-)(?:[a-z0-9]{{1,20}}-){{0,4}})?|{_any(MIXED)}(?=[A-Za-z_-]{{0,40}}\d)|(?-i:{_any(BARE)}))"
+    rf"(?:\b|(?<=\\[nrt]))(?:{_any(SIGNED)}(?:(?<=sk-|pp-)(?:[a-z0-9]{{1,20}}-){{0,4}})?|{_any(MIXED)}(?=[A-Za-z_-]{{0,40}}\d)|(?-i:{_any(BARE)}))"
     r"[A-Za-z0-9]{12}[\w.=-]*+"
 )
 BLANK = r"(?:\s|\\{1,8}+(?:[nrt]|xa0|u00[aA]0)|\xc2\xa0)"
@@ -186,7 +187,7 @@ def _formless(data: bytes) -> bytes:
     for marks, form in FORMS:
         if any(mark in low for mark in marks) and form.search(data) is not None:
             data = form.sub(rb"\g<scheme>" + GONE if "scheme" in form.groupindex else GONE, data)
-    return data
+    return without(data, GONE)
 
 
 def said(text: str, among: tuple[bytes, ...] | None = None) -> str:
@@ -256,6 +257,7 @@ def _suspect(data: bytes) -> list[list[int]]:
             while at >= 0:
                 found.add(place + at)
                 at = low.find(sign, at + BEFORE)
+        found.update(place + at for at, *_ in places(data[place : place + CHUNK + BEFORE]))
     for value in known():
         at = data.find(value)
         while at >= 0:

@@ -73,11 +73,11 @@ def test_several_arguments_are_told_and_those_that_were_not_kept_are_not() -> No
     assert "args[0], args[1], args[2] and others differed" in found["advice"][0]
     two = compare.compare(function(given(1, 2), "a"), function(given(5, 6), "b"))
     assert two["advice"][0].endswith("args[0], args[1] differed.")
-    bare = [
+    one, other = (
         replace(item, sequences=(replace(item.sequences[0], input_value=None, output_value=None),))
         for item in (function(given(1), "a"), function(given(2), "b"))
-    ]
-    found = compare.compare(*bare)
+    )
+    found = compare.compare(one, other)
     assert (found["inputs"]["first_difference"], found["inputs"]["equal"]) == (None, False)
     assert found["causes"][0]["because"] == "the arguments differ, by their keys"
     assert found["advice"] == ["To compare what the function does, call it twice with equal arguments."]

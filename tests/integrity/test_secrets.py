@@ -1,6 +1,9 @@
 """What counts as a secret, what is left of text that holds one, and that other text is left alone."""
 
+import base64
 import json
+import random
+import string
 
 import pytest
 from hypothesis import given, settings
@@ -241,3 +244,82 @@ def test_bytes_that_are_text_are_looked_into() -> None:
     assert left == {"body": b"password=[redacted]", "other": bytearray(b"api_key: [redacted]"), "plain": b"\xff\x00"}
     assert secrets.holds(value)
     assert not secrets.holds([b"plain"])
+
+
+def _drawn(count: int, alphabet: str = string.ascii_letters + string.digits, seed: int = 4) -> str:
+    """Draw letters: none of these is anybody's."""
+    return "".join(random.Random(seed + count).choices(alphabet, k=count))
+
+
+HEX, UPPER, WEB = (
+    "0123456789abcdef",
+    string.ascii_uppercase + string.digits,
+    string.ascii_letters + string.digits + "-_",
+)
+TOKENS = {
+    "sk-ant-api03-": "abcDEF-123456_ghijKLMN", "sk-proj-": _drawn(120, WEB), "glpat-": _drawn(20, WEB), "xoxb-": f"1234567890-{_drawn(24)}",
+    "714582936:": "AA" + _drawn(33, WEB), "https://hooks.slack.com/services/": f"T0{_drawn(8, UPPER)}/B0{_drawn(8, UPPER)}/{_drawn(24)}",
+    "https://outlook.office.com/webhook/": _drawn(30), "https://x.webhook.office.com/webhookb2/": "0a1b2c3d-0a1b-4c2d-8e3f-0a1b2c3d4e5f@x",
+    "https://discord.com/api/webhooks/": f"1234567890/{_drawn(68, WEB)}", "dapi": _drawn(32, HEX), "dp.st.": f"prd.{_drawn(40)}",
+    "dp.pt.": _drawn(43), "dckr_pat_": _drawn(27, WEB), "ATATT3": f"xFfGF0{_drawn(180, WEB)}=1A2B3C4D", "SK": _drawn(32, HEX),
+    "AC": _drawn(32, HEX), "sntrys_": _drawn(60), "sntryu_": _drawn(64, HEX), "PMAK-": f"{_drawn(24, HEX)}-{_drawn(34, HEX)}",
+    "tskey-": f"auth-{_drawn(17)}-{_drawn(32)}", "ntn_": _drawn(46), "secret_": _drawn(43), "figd_": _drawn(40, WEB),
+    "pat": f"{_drawn(14)}.{_drawn(64, HEX)}", "glsa_": f"{_drawn(32)}_{_drawn(8, HEX)}", "glc_": f"eyJ{_drawn(60)}=",
+    "lsv2_pt_": f"{_drawn(32, HEX)}_{_drawn(10, HEX)}", "lsv2_sk_": f"{_drawn(32, HEX)}_{_drawn(10, HEX)}",
+    "pcsk_": f"{_drawn(6)}_{_drawn(60)}", "jina_": _drawn(60), "rpa_": _drawn(40, UPPER), "tgp_v1_": _drawn(43, WEB), "fw_": _drawn(24),
+    "key-": _drawn(32, HEX), "ak-": _drawn(22), "as-": _drawn(22), "SG.": f"ab-{_drawn(19)}.{_drawn(43, WEB)}", "lin_api_": _drawn(40),
+    "wandb_v1_": _drawn(60), "v1.0-": f"{_drawn(24)}-{_drawn(100)}", "nvapi-": f"ab-cd_{_drawn(58, WEB)}", "hf_": _drawn(34),
+    "GOCSPX-": f"a-{_drawn(26, WEB)}", "AIza": f"Sy-{_drawn(32, WEB)}", "ya29.": f"a0-{_drawn(100, WEB)}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", sorted(TOKENS))
+def test_the_tokens_of_known_makers_go_wherever_they_stand(start: str) -> None:
+    secret = TOKENS[start]
+    for text in (
+        f"called with {start}{secret}",
+        f"'{start}{secret}'",
+        f"first line\n{start}{secret}\nlast line",
+        f"({start}{secret}, 12)",
+    ):
+        for data in (text.encode(), json.dumps([text, {"note": text}]).encode(), values.encode([text])):
+            left = secrets.scrub(data)
+            assert secret.encode() not in left, left
+            assert secret[-12:].encode() not in left, left
+            assert left.count(b"[redacted]") >= data.count(secret.encode())
+        assert secrets.tells(text)
+    large = b"some words 12. " * 100_000
+    assert secret[-12:].encode() not in secrets.scrub_large(large + f"{start}{secret} ".encode() + large)
+
+
+ORDINARY = (
+    "fw_cfg", "fw_cfg_add_file", "rpa_tool", "rpa_framework_main==28.1.0", "jina_embeddings_v2_base_en-12", "jina_clip_v1", "pat_matching.py",
+    "ntn_" + "a" * 50, "pattern.0a1b2c3d", "patterns12345678.txt", "key-12", "key-value-store-2024-10-11", "as-is", "ak-47", "as-2024-10-11-report-final-v2",
+    "secret_santa", "secret_manager_v1", "figd_", "glc_matrix_4x4", "glsa_", "dapi", "dapi_server_2024", "SKU0123456789abcdef", "ACK 0123456789abcdef",
+    "commit 967fd84c0ffee967fd84c0ffee967fd84c0ffee1", "fw_967fd84c0ffee967fd84c0ffee967fd84c0ffee1", "jina_967fd84c0ffee967fd84c0ffee967fd84c0ffee1",
+    "d41d8cd98f00b204e9800998ecf8427e", "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "model-00001-of-00003.safetensors", "v1.0-rc1", "v1.0-20241011",
+    "sha256:" + "0a" * 32, "https://discord.com/channels/1234567890/1234567890123456789", "https://slack.com/help/articles/115005265703",
+    "https://hooks.slack.com/services/", "12345678:AB", "2024-10-11T12:13:14Z", "task-12345678901234567890", "tskey", "mask-1", "SG.", "SG.abc.def",
+    "discord.com/api/webhooks/", "nvidia_cublas_cu12-12.4.5.8-py3-none-manylinux2014_x86_64.whl", "Qwen2.5-Coder-32B-Instruct-GPTQ-Int4",
+    "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", "AC0123456789abcdef0123456789abcdef0123456789abcdef",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_names_that_begin_like_tokens_stay(text: str) -> None:
+    for data in (text.encode(), json.dumps([f"x {text} y", {"note": text}]).encode()):
+        assert secrets.scrub(data) is data
+
+
+def test_drawn_bytes_in_base64_stay_as_they_are() -> None:
+    for seed in range(8):
+        data = random.Random(seed).randbytes(200_000)
+        for form in (base64.b64encode(data), data.hex().encode()):
+            assert secrets.scrub(form) is form
+
+
+@pytest.mark.parametrize("text", ["A1" * 500_000, "glpat-" * 170_000, ":A" * 500_000, "hooks.slack.com/services/" * 40_000, "fw_A1a" * 160_000,
+                                  "pat" + "A1" * 500_000, ("a1" * 12 + " ") * 40_000, "12345678:" * 110_000], ids=lambda text: text[:9])  # fmt: skip
+def test_hostile_runs_of_a_megabyte_come_to_an_end(text: str) -> None:
+    """Where the work grew with the square of the length, each of these would take hours."""
+    assert len(secrets.scrub(text.encode())) > 0
