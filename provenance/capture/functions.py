@@ -23,6 +23,7 @@ from provenance.recorder import START, Harmless
 F = TypeVar("F", bound=Callable[..., Any])
 RUNTIME = "function"
 PARTS = 1 << 16
+OWNER = "its plain attributes are fields of the call"
 STATE_MOST, TEXT_MOST = 32, 200  # attributes of an object that are recorded, characters of one
 RETURNED = FINISHES.index("returned")
 END = "the end of a call"
@@ -98,7 +99,7 @@ def _begin(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     shown = _open(args, operation.secret) if operation.secret else args
     facts: dict[str, Field] = {}
     if operation.bound and args:  # what it holds is a setting of the call, and no part of what it was asked
-        shown = (Cut(type_name(type(args[0]))), *shown[1:])
+        shown = (Cut(type_name(type(args[0])), OWNER), *shown[1:])
         facts = _state(args[0], recorder.settings.capture == FULL)
     given = {"args": shown, "kwargs": kwargs} if kwargs else {"args": shown}
     payloads, why = _kept(given, ROLE["arguments"], ROLE["prompt.media"], "arguments")

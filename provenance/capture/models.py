@@ -133,7 +133,7 @@ class Models:
         What is new after the first call is one too. A table that only went to another device stays.
         """
         with self._lock:
-            before = known.guard[-1] if known.guard else {}
+            before = known.guard[0] if known.guard else {}
             after = known.held if known.settled else weights.Held(model, known.passing)
             known.settled = True
             now = after.marks()
@@ -196,7 +196,7 @@ def _guard(known: Watched, model: Any) -> tuple[object, ...]:
 
 
 def _marked(held: weights.Held, model: Any) -> tuple[object, ...]:
-    return (held.marks(), *readers.guard(model))  # what stands last must stay there: see readers.load
+    return (held.marks(), *readers.guard(model))  # `settle` reads the first, `readers.load` leaves the last out
 
 
 def _covered(found: Fingerprint, mode: str, key: bytes) -> Fingerprint:

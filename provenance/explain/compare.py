@@ -210,7 +210,8 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
         if equal and (one.input_ids is not None or other.input_ids is not None):
             equal = None  # one text can be many rows of ids
     if calls.is_function(a, b):
-        return _arguments(one, other, equal)
+        withheld = ARGUMENTS in a.fields or ARGUMENTS in b.fields
+        return _arguments(one, other, equal, withheld)
     first = None
     if equal is False and one.input_ids is not None and other.input_ids is not None:
         at, left, right = tokens.parts(one.input_ids, other.input_ids)
@@ -218,11 +219,11 @@ def _inputs(a: Run, b: Run, one: Sequence, other: Sequence) -> dict[str, Any]:
     return {"equal": equal, "first_difference": first, "texts_equal": _texts(one, other)}
 
 
-def _arguments(one: Sequence, other: Sequence, equal: bool | None) -> dict[str, Any]:
-    """Compare what two functions were called with: where no key tells, the values themselves."""
-    parted = calls.parted(one, other)
+def _arguments(one: Sequence, other: Sequence, equal: bool | None, withheld: bool) -> dict[str, Any]:
+    """Compare what two functions were called with: where no key tells, the values, if nothing was taken out of them."""
+    parted = [] if withheld else calls.parted(one, other)
     kept = one.input_value is not None and other.input_value is not None
-    if equal is None and kept:
+    if equal is None and kept and not withheld:
         equal = not parted
     if equal and calls.opaque(one, other):
         equal = None  # two objects of one type, which may hold anything

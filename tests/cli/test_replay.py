@@ -29,6 +29,18 @@ with provenance.run(name=kind):
 assert provenance.flush()
 """
 
+ROLLED = (
+    "import transformers\n"
+    "from tests.fakes import models\n"
+    "class Another(transformers.LlamaForCausalLM):\n"
+    "    def forward(self, *args, **kwargs):\n"
+    "        out = super().forward(*args, **kwargs)\n"
+    "        out.logits = out.logits.roll(1, dims=-1)\n"
+    "        return out\n"
+    "def make():\n"
+    "    return Another.from_pretrained('ck'), models.letters()\n"
+)
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -177,17 +189,7 @@ def test_another_checkpoint_in_the_same_place_is_found(work: Path, command: Comm
 def test_an_output_that_diverged_is_counted_and_explained(work: Path, command: Command) -> None:
     """The library samples and scores another way: a setting that was recorded is not obeyed any more."""
     assert command("baseline", "record", "nightly", "--from-tag", "nightly").returncode == 0
-    (work / "mine.py").write_text(
-        "import transformers\n"
-        "from tests.fakes import models\n"
-        "class Another(transformers.LlamaForCausalLM):\n"
-        "    def forward(self, *args, **kwargs):\n"
-        "        out = super().forward(*args, **kwargs)\n"
-        "        out.logits = out.logits.roll(1, dims=-1)\n"
-        "        return out\n"
-        "def make():\n"
-        "    return Another.from_pretrained('ck'), models.letters()\n"
-    )
+    (work / "mine.py").write_text(ROLLED)
     options = ("baseline", "check", "nightly", "--model", "mine:make")
     found = command(*options, "--explain", "--junit", "b.xml")
     assert found.returncode == 1, found.stdout + found.stderr
@@ -257,7 +259,11 @@ def test_a_probe_asks_again_and_counts_as_traffic(work: Path, command: Command) 
 
 
 def test_a_probe_finds_what_moved(work: Path, command: Command) -> None:
+    (work / "mine.py").write_text(ROLLED)
+    asked = command("drift", "probe", "--from-tag", "nightly", "--model", "mine:make")
+    assert asked.returncode == 1, asked.stdout
+    assert "4 of 4 sequences diverged" in asked.stdout
     another(work / "ck")
     asked = command("drift", "probe", "--from-tag", "nightly", "--allow", "weights")
-    assert asked.returncode == 1, asked.stdout
+    assert asked.returncode == 0, "it is the sole cause, and allowed"
     assert "4 of 4 sequences diverged" in asked.stdout
