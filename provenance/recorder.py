@@ -34,7 +34,6 @@ EXIT_SECONDS = 1.0
 FORK_SECONDS = 3.0
 START = "the start of a call"
 SEEDS = 128
-_STILL = "the spool keeps what was recorded; calls run on"
 
 
 class Recorder:

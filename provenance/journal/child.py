@@ -24,6 +24,8 @@ WATCH_SECONDS = 5.0  # those that cannot go on end within this time
 RETRY_SECONDS = (1.0, 5.0, 20.0, 60.0)  # before a writer that failed is started again
 STATUS = "writer.status"
 SOURCE = str(Path(__file__).parents[2])
+# Held until they have ended: a writer outlives its recorder, and Python warns of a process that is dropped while it runs.
+_running: "list[subprocess.Popen[bytes]]" = []
 
 
 def launch(folder: Path, url: str, key_file: Path, grace: float) -> "subprocess.Popen[bytes]":
@@ -41,14 +43,17 @@ def launch(folder: Path, url: str, key_file: Path, grace: float) -> "subprocess.
     environ["PROVENANCE_DISABLED"] = "1"  # the writer's own process records nothing
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     out = os.open(folder / "writer.log", flags, 0o600)
+    _running[:] = [item for item in _running if item.poll() is None]
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "provenance.writer", str(folder)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True, env=environ,
             cwd="/",
         )  # fmt: skip
     finally:
         os.close(out)
+    _running.append(process)
+    return process
 
 
 def _leave(path: Path, text: bytes) -> None:

@@ -1,6 +1,7 @@
 """What a call does that cannot be recorded: it runs and is counted, or, where that was asked for, it does not run."""
 
 import asyncio
+import gc
 import logging
 import shutil
 import sqlite3
@@ -185,3 +186,21 @@ def test_a_database_of_an_older_schema_does_not_end_the_program(db: Path, caplog
     said = [record.getMessage() for record in caplog.records if "schema" in record.getMessage()]
     assert len(said) == 1
     assert "provenance db upgrade" in said[0]
+
+
+def test_a_recorder_that_is_replaced_drops_no_writer_that_runs(db: Path, tmp_path: Path) -> None:
+    """Python would warn of it, and a suite that turns warnings into errors would fail for us."""
+    provenance.init(writer="process")
+    plain(1)
+    recorder = recorders.current()
+    assert recorder is not None
+    recorder.ensure_writer()
+    assert recorder._writer is not None
+    number = recorder._writer.pid
+    del recorder
+    provenance.init(db=tmp_path / "other.db")
+    gc.collect()
+    (left,) = (process for process in child._running if process.pid == number)
+    for process in child._running:
+        process.wait(60)
+    assert left.returncode == 0
