@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from provenance.errors import UsageError
+from provenance.fingerprint.code import names
 from provenance.integrity import whole
 
 Of = Callable[[Any], bytes]  # a model's part of a key
@@ -73,7 +74,7 @@ class _Walk:
             except ValueError:  # not filled yet
                 continue
             yield from self.refers(name, held, package)
-        for name in sorted(_names(code)):
+        for name in sorted(names(code)):
             if name in function.__globals__:
                 yield name.encode()
                 yield from self.refers(name, function.__globals__[name], package)
@@ -135,12 +136,3 @@ class _Walk:
                 "it does"
             )
         return f"vouched {name}".encode()
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that code refers to, with those of the code inside it."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found

@@ -155,7 +155,7 @@ class _Walk:
             except ValueError:  # not filled yet
                 continue
             self.value(cell_name, held, deep)
-        for used in sorted(_names(code)):
+        for used in sorted(names(code)):
             if used in value.__globals__:
                 self._global(used, value.__globals__[used], place.partition(".")[0], deep)
 
@@ -290,11 +290,12 @@ STEPS: dict[type, Any] = {
 }  # fmt: skip
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names(code: types.CodeType) -> set[str]:
+    """Return the names that code refers to, with those of the code inside it."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
+            found |= names(constant)
     return found
 
 

@@ -9,6 +9,7 @@ again and taxes every event of the interpreter (docs/decisions/0004-environment-
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,11 +46,12 @@ def snapshot() -> tuple[object, ...]:
 
 def fields() -> list[Field]:
     """Read the listed variables. One that nobody set is ``unset``."""
-    return [field(name, os.environ.get(name)) for name in names()]
+    who = (os.path.expanduser("~"), users(os.environ))
+    return [field(name, os.environ.get(name), who) for name in names()]
 
 
-def field(name: str, value: str | None) -> Field:
-    """Make the field of one variable.
+def field(name: str, value: str | None, who: tuple[str, Sequence[str]] = ("", ())) -> Field:
+    """Make the field of one variable, without the home and the names of the user, ``who``.
 
     >>> field("LANG", "C.UTF-8").value, field("XLA_FLAGS", "https://me:pw@host").state.value
     ('C.UTF-8', 'redacted')
@@ -61,5 +63,4 @@ def field(name: str, value: str | None) -> Field:
         return Field.secret(key, "environment")
     if name.endswith("VISIBLE_DEVICES"):
         value = UUID.sub(lambda match: f"{match[1]}sha256:{hashlib.sha256(match[0].encode()).hexdigest()[:16]}", value)
-    value = unnamed(value, os.path.expanduser("~"), users(os.environ)) if "/" in value else value
-    return Field(key, value[:LIMIT], State.VALUE, "", "environment")
+    return Field(key, unnamed(value, *who)[:LIMIT], State.VALUE, "", "environment")

@@ -52,6 +52,11 @@ def fields(model: Any) -> list[Field]:
 
 def named(model: Any) -> Iterator[tuple[str, Any]]:
     """Walk all modules with their names, each once; one that was compiled stands under the name that it had."""
+    return ((path, part) for path, part in _walk(model) if not _optimized(part))
+
+
+def _walk(model: Any) -> Iterator[tuple[str, Any]]:
+    """Walk all modules with their names, each once, and what torch.compile put around one under the same name."""
     stack = [("", model)]
     seen = set()
     while stack:
@@ -59,8 +64,7 @@ def named(model: Any) -> Iterator[tuple[str, Any]]:
         if id(part) in seen:
             continue
         seen.add(id(part))
-        if not _optimized(part):
-            yield path, part
+        yield path, part
         for name, child in reversed(list(part._modules.items())):
             if child is not None:
                 stack.append((path if _optimized(part) else f"{path}.{name}".lstrip("."), child))
@@ -187,23 +191,13 @@ def _known(found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 def _compiled(model: Any) -> list[tuple[str, Any]]:
     """List what of a model runs compiled: modules, their calls, forwards, and other functions that they hold."""
     found = []
-    stack = [("", model)]
-    seen = set()
-    while stack:
-        path, part = stack.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        slots = part.__dict__
-        held = [("forward", vars(type(part)).get("forward")), *list(slots.items())]
+    for path, part in _walk(model):
+        held = [("forward", vars(type(part)).get("forward")), *list(part.__dict__.items())]
         for name, value in held:
             function = _product(value) if type(value) in MADE else None
             if function is not None:
                 what = "" if name == "_compiled_call_impl" or _optimized(part) else f".{name}"
                 found.append(((path + what).lstrip(".") or "the model", function))
-        for name, child in part._modules.items():
-            if child is not None:
-                stack.append((path if _optimized(part) else f"{path}.{name}".lstrip("."), child))
     return sorted(found, key=itemgetter(0))
 
 

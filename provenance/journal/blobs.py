@@ -63,12 +63,17 @@ def settle(segment: Path, drafts: Iterable[Draft], *, sync: bool = False) -> Non
     for item in drafts:
         item.path.rename(home / item.digest.hex())
     if sync:
-        for place in (home, home.parent):
-            descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        flush_names(home, home.parent)
+
+
+def flush_names(*folders: Path) -> None:
+    """Flush the names in some folders to the device: a file can outlive its name. Raises OSError."""
+    for folder_ in folders:
+        descriptor = os.open(folder_, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def follow(before: Path, after: Path) -> None:

@@ -24,7 +24,7 @@ WATCH_SECONDS = 5.0  # those that cannot go on end within this time
 RETRY_SECONDS = (1.0, 5.0, 20.0, 60.0)  # before a writer that failed is started again
 STATUS = "writer.status"
 SOURCE = str(Path(__file__).parents[2])
-# Held until they have ended: a writer outlives its recorder, and Python warns of a process that is dropped while it runs.
+# Held until they have ended: a writer outlives its recorder, and Python warns of a process that is dropped running.
 _running: "list[subprocess.Popen[bytes]]" = []
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from provenance.journal import blobs
-from provenance.journal.spool import SUFFIX
+from provenance.journal.spool import SUFFIX, listed
 
 KEPT, DAMAGED = ".kept", ".damaged"
 MOST_BYTES = 1 << 30
@@ -32,21 +32,12 @@ def keep(path: Path, grace: float) -> None:
 
 def kept(folder: Path) -> list[Path]:
     """List the drained segments that are still there, those in which bytes were damaged too, each stream's in order."""
-    return _named(folder, (KEPT, DAMAGED))
+    return listed(folder, (KEPT, DAMAGED))
 
 
 def whole(folder: Path) -> list[Path]:
     """List everything in a spool that holds records, drained or not, each stream's in order."""
-    return _named(folder, (SUFFIX, KEPT, DAMAGED))
-
-
-def _named(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.name.endswith(suffixes) and e.is_file(follow_symlinks=False)]
-    except (FileNotFoundError, PermissionError):
-        return []
-    return [folder / name for name in sorted(names)]
+    return listed(folder, (SUFFIX, KEPT, DAMAGED))
 
 
 def expire(folder: Path, grace: float) -> int:
@@ -56,7 +47,7 @@ def expire(folder: Path, grace: float) -> int:
     """
     blobs.sweep(folder, time.time() - DRAFT_SECONDS)
     there = []
-    for path in _named(folder, (KEPT,)):
+    for path in listed(folder, (KEPT,)):
         try:
             facts = path.stat()
         except FileNotFoundError:

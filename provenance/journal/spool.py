@@ -45,9 +45,14 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.
 
 def segments(folder: Path) -> list[Path]:
     """List the segments in a spool, each stream's in order. A folder closed to this user holds none."""
+    return listed(folder, (SUFFIX,))
+
+
+def listed(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """List the files of a spool whose names end so, each stream's in order."""
     try:
         with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.name.endswith(SUFFIX) and e.is_file(follow_symlinks=False)]
+            names = [e.name for e in entries if e.name.endswith(suffixes) and e.is_file(follow_symlinks=False)]
     except (FileNotFoundError, PermissionError):
         return []
     return [folder / name for name in sorted(names)]
@@ -283,12 +288,7 @@ class Journal:
 
     def _enter(self) -> None:
         """Flush the names of the segment and of a spool that may be new: a file can outlive its name."""
-        for folder in (self.folder, self.folder.parent) if self.index == 0 else (self.folder,):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        blobs.flush_names(*(self.folder, self.folder.parent) if self.index == 0 else (self.folder,))
         self.entered = True
 
     def _poisoned(self, upto: int, error: OSError) -> None:
