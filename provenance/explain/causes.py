@@ -30,7 +30,7 @@ from provenance.explain.rules import (
     past_padding,
 )
 from provenance.facts import Field
-from provenance.integrity.secrets import ARGUMENTS, TAKEN
+from provenance.integrity.secrets import ARGUMENTS
 
 WEIGHT = (0.02, 0.1, 0.25, 0.5, 0.8, 1.0)  # by prior, 0 to 5
 UNRECORDED = 0.08  # what no catalogue knows takes its share: confidence never adds up to certainty
@@ -149,8 +149,8 @@ def _unasked(pair: Pair) -> str:
         return ""
     sides = (("A", pair.one), ("B", pair.other))
     lost = [side for side, row in sides if row.input_ids is None and not row.input_key]
-    if taken := [side for side, run in (("A", pair.a), ("B", pair.b)) if ARGUMENTS in run.fields]:
-        return f"{TAKEN.format('arguments')} of {' and '.join(taken)}"
+    if taken := [(side, run) for side, run in (("A", pair.a), ("B", pair.b)) if ARGUMENTS in run.fields]:
+        return f"{taken[0][1].fields[ARGUMENTS].reason} of {' and '.join(side for side, _ in taken)}"
     if lost:
         return f"the input of {' and '.join(lost)} was not kept"
     if pair.function and (kinds := calls.opaque(pair.one, pair.other)):

@@ -218,3 +218,13 @@ def test_position_ids_that_one_call_was_given_are_the_cause() -> None:
     assert found["causes"][0]["a"] == {"state": "unset"}
     found = compare.compare(a, beside("position_ids torch.int64 (4,) not digested: too large"))
     assert "batch.position_ids_sha256" in {item["field"] for item in found["unknown"]}
+
+
+def test_why_arguments_cannot_be_compared_is_what_their_record_says() -> None:
+    """A lock among them is no secret that was taken out."""
+    why = "the arguments hold something of type _thread.lock, which cannot be kept"
+    one, other = (function(given("x", Cut("_thread.lock")), result) for result in "ab")
+    held = {**other.fields, "input.arguments": Field.unknown("input.arguments", why)}
+    found = compare.compare(one, replace(other, fields=held))
+    assert (found["verdict"], found["inputs"]["equal"]) == ("inconclusive", None)
+    assert {"field": "input.arguments", "because": f"{why} of B", "would_decide": True} in found["unknown"]
