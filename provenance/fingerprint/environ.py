@@ -46,8 +46,10 @@ def snapshot() -> tuple[object, ...]:
 
 def fields() -> list[Field]:
     """Read the listed variables. One that nobody set is ``unset``."""
-    who = (os.path.expanduser("~"), users(os.environ))
-    return [field(name, os.environ.get(name), who) for name in names()]
+    values = [(name, os.environ.get(name)) for name in names()]
+    paths = any("/" in value for _, value in values if value)  # only those can name a user
+    who = (os.path.expanduser("~"), users(os.environ)) if paths else ("", [])
+    return [field(name, value, who) for name, value in values]
 
 
 def field(name: str, value: str | None, who: tuple[str, Sequence[str]] = ("", ())) -> Field:
