@@ -118,6 +118,17 @@ def test_equal_arguments_and_another_result_are_the_work_of_what_is_no_argument(
     assert "To prove it, make A's call again with lib.numpy.version as in B" in found["advice"][1]
 
 
+def test_arguments_out_of_which_a_secret_was_taken_equal_none() -> None:
+    one = function(given("x"), "a", {"input.arguments": 1})
+    taken = replace(one, fields={**one.fields, "input.arguments": unknown("input.arguments")})
+    other = function(given("x"), "b")
+    blank = replace(other, sequences=(replace(other.sequences[0], input_key="", input_value=None),))
+    found = compare.compare(taken, blank)
+    assert found["verdict"] == "inconclusive"
+    (item,) = [item for item in found["unknown"] if item["would_decide"]]
+    assert item["because"] == "a secret was taken out of the arguments of A"
+
+
 def test_torch_that_one_process_alone_had_loaded_is_no_blank() -> None:
     one = function(given("x"), "a", {"torch.version": "2.13.0"})
     found = compare.compare(one, function(given("x"), "b"))
@@ -184,7 +195,7 @@ def test_equal_outputs_of_a_call_that_ended_badly_are_not_the_same(status: str, 
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_output_that_ends_where_its_call_did_says_nothing_of_the_rest(turned: bool) -> None:
     whole, short = run([[5, 6, 7]]), run([[5, 6]], status="aborted")
-    found = compare.compare(*((short, whole) if turned else (whole, short)))
+    found = compare.compare(short, whole) if turned else compare.compare(whole, short)
     assert (found["verdict"], found["explained"]) == ("inconclusive", False)
     assert f"Could not tell: {'A' if turned else 'B'} was aborted." in text(found)
     longer = compare.compare(run([[5, 6]]), run([[5, 6, 7]], status="aborted"))

@@ -128,6 +128,12 @@ def test_three_causes_of_four_groups_are_told_with_the_groups_that_each_parts() 
     assert "my.harmless" not in {cause["field"] for cause in found["causes"]}
 
 
+def test_a_field_of_three_values_is_told_with_its_groups() -> None:
+    sizes = ((1, 6, 1), (2, 7, 2), (3, 8, 4), (4, 9, 4))
+    told = answer(*(one(n, token, {"batch.size": size}) for n, token, size in sizes))["split"]["told"]
+    assert told == "No field alone separates the 4 groups: batch.size parts groups 1, 2, and 3 and 4."
+
+
 def test_what_differs_in_every_run_separates_nothing_even_where_it_fits() -> None:
     alone = [one(n, token, {"request.id": f"q{n}"}) for n, token in ((1, 6), (2, 6), (3, 7))]
     found = answer(*alone)
