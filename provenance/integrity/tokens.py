@@ -18,10 +18,11 @@ DRAWN = rb"(?=[A-Za-z_.-]{0,60}\d)[\w-]{20,}+[\w.=-]*+"  # with dashes and under
 HEX = rb"[0-9a-f]"
 # How a token begins, and what follows. It stands behind a sign, or behind an escape of JSON, which ends in a letter.
 FORMS: tuple[tuple[tuple[bytes, ...], bytes], ...] = (
-    ((b"sk-ant-", b"sk-proj-", b"sk-svcacct-", b"sk-admin-", b"sk-or-v1-", b"xoxb-", b"xoxp-", b"xoxa-", b"xoxs-", b"xoxr-",
-      b"xoxe-", b"xoxc-", b"xoxd-", b"xoxe.xox", b"glpat-", b"gldt-", b"glrt-", b"glptt-", b"glcbt-", b"glft-", b"glimt-",
-      b"glsoat-", b"glagent-", b"gloas-", b"tskey-", b"hvs.", b"hvb.", b"hvr.", b"nvapi-", b"tvly-", b"pypi-", b"GOCSPX-",
-      b"ya29.", b"figd_", b"dckr_pat_", b"dckr_oat_", b"wandb_v1_", b"pcsk_", b"tgp_v1_", b"ATATT3", b"ATCTT3"), DRAWN),
+    ((b"sk-ant-", b"sk-proj-", b"sk-svcacct-", b"sk-admin-", b"sk-or-v1-", b"xoxb-", b"xoxp-", b"xoxa-", b"xoxs-",
+      b"xoxr-", b"xoxe-", b"xoxc-", b"xoxd-", b"xoxe.xox", b"glpat-", b"gldt-", b"glrt-", b"glptt-", b"glcbt-",
+      b"glft-", b"glimt-", b"glsoat-", b"glagent-", b"gloas-", b"tskey-", b"hvs.", b"hvb.", b"hvr.", b"nvapi-",
+      b"tvly-", b"pypi-", b"GOCSPX-", b"ya29.", b"figd_", b"dckr_pat_", b"dckr_oat_", b"wandb_v1_", b"pcsk_",
+      b"tgp_v1_", b"ATATT3", b"ATCTT3"), DRAWN),
     ((b"AIza",), rb"[\w-]{35}"),
     ((b"dp.st.", b"dp.pt.", b"dp.ct.", b"dp.sa.", b"dp.scim.", b"dp.audit."), rb"(?:[\w-]{2,35}\.)?[A-Za-z0-9]{40,}+"),
     ((b"dapi",), HEX + rb"{32}(?![A-Za-z0-9])(?:-\d{1,2})?"),
@@ -45,7 +46,8 @@ FORMS: tuple[tuple[tuple[bytes, ...], bytes], ...] = (
 HOOK = rb"[\w/@.+=%-]{20,}+"
 HOOKS = {
     b"hooks.slack.com/": rb"(?:services|workflows|triggers)/)" + HOOK,
-    b"discord.com/api/": rb"(?:v\d{1,2}/)?webhooks/)" + HOOK, b"discordapp.com/api/": rb"(?:v\d{1,2}/)?webhooks/)" + HOOK,
+    b"discord.com/api/": rb"(?:v\d{1,2}/)?webhooks/)" + HOOK,
+    b"discordapp.com/api/": rb"(?:v\d{1,2}/)?webhooks/)" + HOOK,
     b"outlook.office.com/webhook/": rb")" + HOOK, b"outlook.office365.com/webhook/": rb")" + HOOK,
     b".webhook.office.com/webhookb2/": rb")" + HOOK,
     b":A": rb"(?<=\d{8}:A))[\w-]{34}(?![\w-])",  # of Telegram: the number of a bot before it
@@ -66,7 +68,7 @@ def _form(mark: bytes) -> re.Pattern[bytes]:
 
 
 def places(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-    """Yield the parts of a text in which a token may stand, in order and apart: long runs, and the marks around each."""
+    """Yield the parts of a text in which a token may stand, in order and apart, with the marks in each."""
     form, line, marks = data.translate(PLAIN), b"a" * RUN, MARKS
     begin, last, count = form.find(line), 0, 0
     while begin >= 0 and marks:
