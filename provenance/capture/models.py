@@ -6,11 +6,13 @@ calls carry the number, and a later record binds the number to the root. If tens
 ended, the binding says that instead.
 """
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -238,7 +240,9 @@ class Job:
         """Hash the files of an engine, where they lie on this machine."""
         try:
             folder = files.located(self.known.files or "", None, os.environ)
-            self._write(files.of_files(folder, self._stop, remembered_digests())[0])
+            manifest, how = files.of_files(folder, self._stop, remembered_digests())
+            self._write(manifest, how)
+            self._inside(folder, how)
         except (Missing, OSError, weights.Stopped):
             return  # a name of a hub, a folder that is gone, the end of the process: the calls say what is unknown
         except Exception as error:
@@ -299,8 +303,19 @@ class Job:
                 self.bind("", str(why))
             return
         self._write(manifest, how)
+        if not self.rooted:
+            self._inside(folder, how)
         if self.recorder.settings.weights == "files":
             self.bind("", "tensors in memory are not hashed (weights=files)")
+
+    def _inside(self, folder: Path, how: str) -> None:
+        """Digest the tensors in the files, where those in memory are not known: other files may hold the same."""
+        if how == "hub":
+            return  # the files were not read, and are not read for this
+        with contextlib.suppress(Missing, OSError):
+            root = files.tensors_root(folder, self._stop, remembered_digests())
+            if self.known.load == self.load:
+                self.known.facts["weights.tensors_root"] = Field("weights.tensors_root", root, source="files")
 
     def _write(self, manifest: WeightsManifest, how: str = "hashed") -> None:
         root = manifest.root

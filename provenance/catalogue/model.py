@@ -86,7 +86,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("draft.weights_root", "model", "operators", "call", "numeric", 3, "assisted", "assistant_model=", "the tensors of the draft in memory"),
     # weights
     Spec("weights.sha256", "weights", "weights", "model", "semantic", 5, "always", "load other files", "other checkpoint under the same name"),
-    Spec("weights.tensors_root", "weights", "weights", "model", "semantic", 5, "always", "load other files", "true identity, independent of sharding"),
+    Spec("weights.tensors_root", "weights", "weights", "model", "none", 0, "never", "load other files", "the tensors in a checkpoint's files: tells whether other files hold other ones"),
     Spec("weights.tensor.NAME.sha256", "weights", "weights", "model", "semantic", 4, "always", "load other files", "names the changed layers"),
     Spec("weights.loaded_root", "weights", "weights", "model", "semantic", 3, "always", "reload", "catches in-memory edits, LoRA merges and bit flips"),
     Spec("weights.parameters_root", "weights", "weights", "model", "none", 0, "never", "reload", "the parameters alone: tells whether only computed tables differ"),

@@ -54,7 +54,6 @@ UNREAD: dict[str, str] = {
     "model.attn_implementation_requested": "loaders keep what was resolved and forget what was asked",
     "weights.tensor.NAME.sha256": "rows of the manifest: table weight_entries, `provenance weights diff`",
     "weights.sha256": "the files' digests stand in the manifest under weights.files_root",
-    "weights.tensors_root": "recorded as weights.loaded_root",
     "weights.format": "the names of the files stand in the manifest under weights.files_root",
     "generation.defaults_digest": "its values are settings, each with the hand that set it",
     "input.token_ids": "the ids are kept as a payload; a comparison names the first that differs",

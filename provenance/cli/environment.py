@@ -13,6 +13,7 @@ from provenance.cli.sides import here, side
 from provenance.determinism import lock as locks
 from provenance.explain import fields as explained
 from provenance.explain.fields import Blind
+from provenance.explain.rules import SAME_TENSORS
 from provenance.facts import Field, State
 
 SHOWN = 6  # fields that one reason hides
@@ -89,6 +90,7 @@ def document(found: locks.Comparison) -> dict[str, Any]:
     return {
         "code": found.code, "drift": [change(item) for item in found.changed], "equal": found.equal,
         "context": [change(item) for item in found.context], "varied": found.varied,
+        "same_tensors": [change(item) for item in found.alike],
         "unknown": [{"field": gap.name, "because": gap.because} for gap in found.blind],
         "note": found.note,
         "open": [{"field": gap.name, "because": gap.because} for gap in found.open],
@@ -102,6 +104,8 @@ def tell(found: locks.Comparison, one: str, other: str, everything: bool = False
     rows = [(item.effect + (", allowed" if item.allowed else ""), item.name, *_values(item)) for item in found.changed]
     if everything:
         rows += [("context", item.name, *_values(item)) for item in found.context]
+    for item in found.alike:
+        sys.stdout.write(f"{item.name}: {SAME_TENSORS}; no drift.\n")
     if rows:
         render.table(("effect", "field", one, other), rows)
     gaps = _gaps("could not tell", found.blind, one, other, everything)

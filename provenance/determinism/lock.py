@@ -16,7 +16,7 @@ from provenance.catalogue.fields import VERSION, spec, table
 from provenance.errors import BadFile, BadSetting, NotCanonical
 from provenance.explain import conditions
 from provenance.explain import fields as explained
-from provenance.explain.rules import PARENTS
+from provenance.explain.rules import FILES, IN_FILES, PARENTS
 from provenance.facts import Field, Run, State
 from provenance.fingerprint.weights import UNREAD
 from provenance.integrity.canonical import canonical, digest, plain, restore
@@ -52,6 +52,7 @@ class Comparison:
     blind: list[explained.Blind] = field(default_factory=list)
     open: list[explained.Blind] = field(default_factory=list)  # a side that ran no model had nothing loaded to tell it
     varied: list[str] = field(default_factory=list)
+    alike: list[Change] = field(default_factory=list)  # other files, and the same tensors in them
     equal: int = 0
     note: str = ""
 
@@ -90,6 +91,8 @@ def compare(
     for item in differing:
         if matches(item.name, varied):
             found.varied.append(item.name)
+        elif item.name == FILES and _alike(before.get(IN_FILES), now.get(IN_FILES)):
+            found.alike.append(Change(item.name, spec(item.name).effect, item.a, item.b))
         elif any(bare) and (item.a.unloaded or item.b.unloaded):
             found.open.append(explained.Blind(item.name, _unloaded(item)))
         else:
@@ -101,6 +104,10 @@ def compare(
             (found.open if quiet else found.blind).append(gap)
     found.changed.sort(key=lambda item: (ACTING.index(item.effect), -spec(item.name).prior, item.name))
     return found
+
+
+def _alike(one: Field | None, other: Field | None) -> bool:
+    return one is not None and one.state is State.VALUE and one == other
 
 
 def _acts(name: str, *runs: Run) -> bool:
@@ -187,7 +194,7 @@ def dumps(fields: Mapping[str, Field], about: Mapping[str, str], keep_all: bool 
     run = _run(fields)
     parts: dict[str, dict[str, Any]] = {effect: {} for effect in (*ACTING, "open", "unloaded")}
     for name, item in sorted(fields.items()):
-        if not _acts(name, run) and not keep_all:
+        if not _acts(name, run) and not keep_all and not (name == IN_FILES and item.known):
             continue
         effect = spec(name).effect
         if item.state is State.VALUE:

@@ -54,7 +54,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("generation.custom_generate", "generation.custom_generate_code"),
     ("gpu.driver_version", "gpu.cuda_driver_api_version"),
     ("model.dtype", "logits.dtype"),
-    ("weights.loaded_root", "weights.tensors_root", "weights.sha256"),
+    ("weights.loaded_root", "weights.sha256"),
     ("torch.deterministic_algorithms", "torch.deterministic_warn_only", "torch.deterministic_debug_mode",
      "torch.fill_uninitialized_memory"),
     ("torch.backends.cuda.matmul.fp32_precision", "torch.backends.cuda.matmul.allow_tf32",

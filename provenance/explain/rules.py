@@ -19,7 +19,7 @@ LENGTHS = {"generation.max_new_tokens", "generation.max_length", "generation.max
            "generation.stopping_criteria_code"}  # fmt: skip
 IDENTITY = {"model.name_or_path", "model.revision", "weights.files_root", "weights.path", "weights.format",
             "weights.missing_keys", "weights.tied_keys"}  # fmt: skip
-FILES = "weights.files_root"
+FILES, IN_FILES, SAME_TENSORS = "weights.files_root", "weights.tensors_root", "other files, the same tensors"
 NARROWED = ("weights.bfloat16_root", "weights.float16_root")
 UNLOADED = "torch is not loaded"
 QUANTIZED = "model.quantization_config.quant_method"
@@ -47,7 +47,7 @@ WAYS = ("generation.do_sample", "generation.num_beams", "generation.assistant_mo
         "generation.penalty_alpha", "generation.dola_layers", "generation.prompt_lookup_num_tokens")  # fmt: skip
 PROCESSORS = {"generation.logits_processors", "generation.logits_processor", "generation.logits_processor_values",
               "generation.logits_processor_code"}  # fmt: skip
-TENSORS = {"weights.loaded_root", "weights.tensors_root"}
+TENSORS = {"weights.loaded_root"}
 # They fetch or read weights; where the tensors are equal they did it alike.
 LOADERS = {"lib.safetensors.version", "lib.huggingface-hub.version", "env.HF_HUB_OFFLINE", "env.TRANSFORMERS_OFFLINE",
            "env.HF_HOME", "env.HF_HUB_CACHE", "vllm.load_config.load_format", "sglang.load_format"}  # fmt: skip
@@ -227,7 +227,7 @@ def _same_tensors(difference: Difference, _: Spec, pair: Pair) -> str:
     name = difference.name
     if pair.weights_equal and (name in IDENTITY or name in LOADERS or name.startswith("files.model")):
         return "the tensors in memory are equal, whatever they were called and wherever they came from"
-    return ""
+    return SAME_TENSORS if name == FILES and _agree(pair, IN_FILES) else ""
 
 
 def _cast(difference: Difference, _: Spec, pair: Pair) -> str:

@@ -32,6 +32,8 @@ HEADER_LIMIT = 100_000_000  # what safetensors itself allows
 INDEX_LIMIT = 64 << 20
 TENSORS = ".safetensors"
 ENDINGS = (TENSORS, ".gguf", ".bin", ".pt", ".pth", ".index.json")
+# What a trainer leaves beside the weights.
+BESIDE = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state|random_states)(?:_\d+)*\.(?:bin|pt|pth)")
 INDEX = "model.safetensors.index.json"
 BLOB = re.compile(r"(?:^|/)blobs/([0-9a-f]{64})")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -263,7 +265,7 @@ def holding(path: Path) -> tuple[list[Path], dict[str, set[str]]]:
             raise Missing(f"{index.name} names {absent[0]}, which is not beside it")
         return [index.parent / name for name in sorted(shards)], shards
     for pattern in ("model.safetensors", "model*.safetensors", "*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth"):
-        found = sorted(item for item in path.glob(pattern) if item.is_file())
+        found = sorted(item for item in path.glob(pattern) if item.is_file() and not BESIDE.fullmatch(item.name))
         if found:
             return found, {}
     raise Missing(f"{path.name or path} holds no weight files")
@@ -292,15 +294,33 @@ def joined(path: Path, parts: Mapping[Path, list[WeightEntry]]) -> WeightsManife
     return WeightsManifest("checkpoint", tuple(found))
 
 
-def of_files(folder: Path, stop: Stop, cache: Path | None = None) -> tuple[WeightsManifest, str]:
-    """Hash the files of a checkpoint in this thread; say how: "hashed", or "cached" or "hub" where one was not read.
+def weighty(folder: Path) -> list[Path]:
+    """List the files of a folder that hold weights, or say where they lie."""
+    named = (path for path in folder.iterdir() if path.name.endswith(ENDINGS) and not BESIDE.fullmatch(path.name))
+    return sorted(path for path in named if path.is_file())
 
-    Raises Missing where there are none.
+
+def tensors_root(place: Path, stop: Stop, cache: Path | None = None, workers: int = 1) -> str:
+    """Return one digest over the tensors of a checkpoint, whatever files they lie in.
+
+    Raises Missing where files of another kind hold weights too: what is in them is not known, Stopped, or OSError.
     """
-    if folder.is_file():
-        paths = [folder]
-    else:
-        paths = sorted(path for path in folder.iterdir() if path.name.endswith(ENDINGS) and path.is_file())
+    paths = holding(place)[0]
+    others = [path for path in (weighty(place) if place.is_dir() else []) if path not in paths]
+    strange = [path.name for path in [*paths, *others] if not path.name.endswith(TENSORS)]
+    strange = [name for name in strange if not name.endswith(".index.json")]
+    strange += [path.name for path in others if path.name.endswith(TENSORS)]
+    if strange:
+        raise Missing(f"what {strange[0]} holds is known by the whole file alone")
+    return Hasher(cache, workers, stop).tensors(place).root
+
+
+def of_files(folder: Path, stop: Stop, cache: Path | None = None) -> tuple[WeightsManifest, str]:
+    """Hash the files of a checkpoint's weights in this thread, and say how.
+
+    That is "hashed", or "cached" or "hub" where one was not read. Raises Missing where there are none.
+    """
+    paths = [folder] if folder.is_file() else weighty(folder)
     if not paths:
         raise Missing("the checkpoint's folder holds no weight files")
     found = Hasher(cache, 1, stop).files(paths)

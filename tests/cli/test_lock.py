@@ -10,8 +10,12 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from provenance.determinism import lock as locks
+from provenance.fingerprint import checkpoint
 from tests.conftest import ROOT, Command
+from tests.fakes import models
 
 TINY = ROOT / "provenance" / "data" / "tiny"
 
@@ -89,6 +93,51 @@ def test_a_locked_checkpoint_is_hashed_again(command: Command, folder: Path) -> 
     shutil.rmtree(model)
     gone = command("check")
     assert (gone.returncode, "is not here; name it with --model PATH" in gone.stderr) == (2, True)
+
+
+def test_the_same_tensors_in_other_files_are_no_drift(command: Command, folder: Path) -> None:
+    models.llama().save_pretrained(folder / "a")
+    models.llama().save_pretrained(folder / "b", max_shard_size="20KB")
+    models.llama().save_pretrained(folder / "c")
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_1.pth"):
+        (folder / "c" / name).write_bytes(name.encode())
+    models.llama().save_pretrained(folder / "d")
+    place = folder / "d" / "model.safetensors"
+    save_file(load_file(place), place, {"format": "pt", "note": "another header"})
+    place.rename(folder / "d" / "model-renamed.safetensors")
+    assert command("lock", "--model", "a").returncode == 0
+    for name in ("b", "d"):
+        found = command("check", "--model", name)
+        assert found.returncode == 0, found.stdout
+        assert found.stdout.splitlines()[0] == "weights.files_root: other files, the same tensors; no drift."
+        form = json.loads(command("check", "--model", name, "--json").stdout)
+        assert [item["field"] for item in form["same_tensors"]] == ["weights.files_root"]
+    same = command("check", "--model", "c")
+    assert (same.returncode, "other files" in same.stdout) == (0, False)
+
+
+def test_other_tensors_and_what_cannot_be_looked_into_are_drift(command: Command, folder: Path) -> None:
+    models.llama().save_pretrained(folder / "a")
+    assert command("lock", "--model", "a").returncode == 0
+    models.llama(23).save_pretrained(folder / "b", max_shard_size="20KB")
+    models.llama().save_pretrained(folder / "c", max_shard_size="20KB")
+    (folder / "c" / "pytorch_model.bin").write_bytes(b"who knows")
+    models.llama().save_pretrained(folder / "d")
+    save_file({"x": models.llama().lm_head.weight.detach().clone()}, folder / "d" / "adapter_model.safetensors")
+    for name in ("b", "c", "d"):
+        found = command("check", "--model", name)
+        assert (found.returncode, "weights.files_root" in found.stdout) == (1, True), found.stdout
+        assert "the same tensors" not in found.stdout
+
+
+def test_a_lock_that_holds_no_digest_of_tensors_is_compared_by_files(folder: Path, command: Command) -> None:
+    models.llama().save_pretrained(folder / "a")
+    fields = {item.name: item for item in checkpoint.fields(folder / "a") if item.name != "weights.tensors_root"}
+    (folder / "provenance.lock").write_text(locks.dumps(fields, {"from": "machine"}))
+    assert command("check", "--model", "a").returncode == 0
+    models.llama().save_pretrained(folder / "b", max_shard_size="20KB")
+    moved = command("check", "--model", "b", "--json")
+    assert [item["field"] for item in json.loads(moved.stdout)["drift"]] == ["weights.files_root"]
 
 
 RUNS = """

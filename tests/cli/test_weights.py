@@ -125,6 +125,22 @@ def test_a_run_known_by_its_files_alone_is_compared_by_files(saved: Path, db: Pa
     assert command("weights", "diff", "last", "last").returncode == 0
 
 
+def test_runs_known_by_other_files_with_the_same_tensors_are_told_apart_in_nothing(
+    saved: Path, db: Path, tmp_path: Path, command: Command
+) -> None:
+    models.llama().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    provenance.init(writer="off", weights="files")
+    for place, count in ((saved, 2), (tmp_path / "shards", 4)):
+        model = provenance.wrap(LlamaForCausalLM.from_pretrained(place))
+        for _ in range(2):
+            model.generate(models.tensor(), max_new_tokens=count, do_sample=False)
+            provenance.flush()
+    one, _, other, _ = models.runs(db)
+    assert one.fields["weights.files_root"] != other.fields["weights.files_root"]
+    found = json.loads(command("diff", "last~2", "last", "--json").stdout)
+    assert "other files, the same tensors" in json.dumps(found["dismissed"])
+
+
 def test_an_exported_run_needs_a_store_that_holds_its_manifest(
     saved: Path, db: Path, tmp_path: Path, command: Command
 ) -> None:
