@@ -101,7 +101,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("generation.stop_reason", "generation", "parameters", "call", "none", 1, "always", "none", "result, not cause"),
     # batch
     Spec("batch.size", "batch", "batch", "call", "numeric", 5, "always", "replay alone or with N copies", "the leading cause in served inference: shape picks the kernel"),
-    Spec("batch.position", "batch", "batch", "call", "numeric", 3, "batch.size>1", "permute rows", "tile edges; random stream in sampling"),
+    Spec("batch.position", "batch", "batch", "call", "numeric", 3, "batch.size>1", "permute rows", "tile edges"),
     Spec("batch.sequence_lengths", "batch", "batch", "call", "numeric", 4, "batch.size>1", "other neighbours", "padding and kernel shape"),
     Spec("batch.max_length", "batch", "batch", "call", "numeric", 5, "always", "pad or trim", "sequence dimension"),
     Spec("batch.padding_tokens", "batch", "batch", "call", "numeric", 4, "batch.has_padding", "pad_to_multiple_of, neighbours", "shifts positions and sums"),
@@ -134,6 +134,7 @@ FIELDS: tuple[Spec, ...] = (
     Spec("rng.consumed", "seeds_rng", "parameters", "call", "random", 3, "always", "-", "shows which call moved the global stream"),
     Spec("rng.device_of_sampling", "seeds_rng", "parameters", "call", "random", 4, "sample", "same device", "CPU and GPU generators give other numbers at one seed"),
     Spec("rng.batch_shape_at_sampling", "seeds_rng", "parameters", "call", "random", 5, "sample", "same batch", "one stream shared by all rows"),
+    Spec("rng.row_at_sampling", "seeds_rng", "parameters", "call", "random", 4, "sample", "same row and return index", "the rows of a call draw in turn from one random stream, so that each row takes other numbers of it"),
     Spec("seed.engine", "seeds_rng", "parameters", "call", "random", 3, "engine.any&sample", "engine argument", "-"),
     Spec("seed.request", "seeds_rng", "parameters", "call", "random", 5, "engine.any|remote", "request field", "per-request generator"),
     Spec("seed.llama_cpp", "seeds_rng", "parameters", "call", "random", 4, "engine.llama_cpp", "seed >= 1", "seed=0 is replaced by the default 0xFFFFFFFF, which means random"),

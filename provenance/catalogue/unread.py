@@ -50,6 +50,7 @@ UNREAD: dict[str, str] = {
     "gpu.N.topology_digest": "read for the machine as a whole: gpu.topology_digest",
     "gpu.gsp_firmware": "read for each device: gpu.N.gsp_firmware",
     "torch.autocast": "read for each device: torch.autocast.cpu, torch.autocast.cuda",
+    "rng.row_at_sampling": SEEN + "the row and the return index of the sequence, where its run drew",
     "torch.compile.recompiled": SEEN + "torch.compile.graphs_before and torch.compile.graphs_after",
     "model.attn_implementation_requested": "loaders keep what was resolved and forget what was asked",
     "weights.tensor.NAME.sha256": "rows of the manifest: table weight_entries, `provenance weights diff`",

@@ -11,6 +11,7 @@ import typer
 from provenance.cli import render
 from provenance.cli.opened import Db, Json, Runs, store
 from provenance.errors import BadFile
+from provenance.explain import conditions
 from provenance.facts import Field, Run, Sequence
 from provenance.store import export as exported
 from provenance.store import queries
@@ -146,7 +147,7 @@ def _sequence(run: Run, sequence: Sequence) -> None:
         ("plain", f"  {line}") for line in _content(sequence.output_text, sequence.output_value, sequence.output_ids)
     ]
     margins = [(step.margin, n) for n, step in enumerate(sequence.steps) if step.margin is not None]
-    if margins:
+    if margins and conditions.truth("sample", run) is not True:  # a margin says nothing of a drawn token
         smallest, at = min(margins)
         out.append(("dim", f"  smallest margin {smallest:.3g} logits at token {at}"))
     elif sequence.no_evidence:

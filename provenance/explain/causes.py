@@ -282,7 +282,7 @@ def _ruled_out(kind: str, declared: Spec) -> str:
         return "the token ids that came out are equal"
     if kind == "stop":
         return "the outputs are equal up to where one of them ends"
-    makers = ("kernel", "precision", "function", "mask", "input", "dropout")
+    makers = ("kernel", "precision", "function", "mask", "input", "dropout", "implementation", "placement", "padding")
     if "equal logits" in kind or kind == "zero":
         if what in makers:
             return "the logits were equal to the last bit up to the token where the outputs part"

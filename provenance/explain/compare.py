@@ -313,8 +313,9 @@ def _outputs(case: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {
         "equal": evidence.ids_equal if evidence.ids_equal is not None else evidence.text_equal,
         "surface_only": evidence.surface_only, "first_divergent_token": evidence.divergent_at,
-        "prefix": evidence.prefix, "a": tokens.side(case.one, evidence.divergent_at),
-        "b": tokens.side(case.other, evidence.divergent_at),
+        "prefix": evidence.prefix,
+        "a": tokens.side(case.one, evidence.divergent_at, conditions.truth("sample", case.a) is True),
+        "b": tokens.side(case.other, evidence.divergent_at, conditions.truth("sample", case.b) is True),
         "logit_change": None,
     }  # fmt: skip
     if change is not None:

@@ -62,6 +62,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
      "env.TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     ("rng.torch_cpu_state_sha256", "seed.torch_initial", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
      "seed.given", "rng.consumed"),
+    ("rng.batch_shape_at_sampling", "rng.row_at_sampling"),
     ("tokenizer.is_fast", "tokenizer.class", "tokenizer.add_bos", "tokenizer.special_ids",
      "tokenizer.added_tokens_digest", "tokenizer.sha256", "tokenizer.vocab_size"),
     ("lib.transformers.version", "model.source_digest"),
@@ -72,6 +73,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 GROUP = {name: group for group in GROUPS for name in group}
 HOLES = "batch.mask_holes"
+SHAPE, DRAWS = "rng.batch_shape_at_sampling", "rng.row_at_sampling"
 # Recorded only where a caller gave it: where the other settings of a call are known, absence says that nobody did.
 GIVEN = frozenset(f"generation.{name}" for name in (
     "logits_processor", "logits_processor_values", "stopping_criteria", "stopping_criteria_values",
@@ -104,6 +106,10 @@ def of_sequence(run: Run, sequence: Sequence) -> dict[str, Field]:
     """Return the fields of one sequence: those of its run, and its own place in the batch."""
     fields = dict(run.fields)
     fields["batch.position"] = Field("batch.position", sequence.row)
+    shape = fields.get(SHAPE)
+    if shape is not None and shape.state is State.VALUE:  # the run drew, and all its rows from one stream
+        several = 1 + max((item.ret for item in run.sequences), default=0)
+        fields[DRAWS] = Field(DRAWS, sequence.row * several + sequence.ret)
     if sequence.padding is not None:
         fields["batch.padding_tokens"] = Field("batch.padding_tokens", sequence.padding)
         if sequence.padding == 0 and "batch.padding_side" in fields:

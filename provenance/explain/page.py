@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from html import escape
 from typing import Any, NamedTuple
 
 from provenance.catalogue.fields import spec
-from provenance.explain import fields, own, story
+from provenance.explain import conditions, fields, own, story
 from provenance.explain.story import Text
 from provenance.facts import Field, Run, Sequence, Step
 
@@ -37,7 +38,7 @@ def page(
     answer: dict[str, Any], run_a: Run, run_b: Run, text_a: Text = lambda _: None, text_b: Text = lambda _: None
 ) -> str:
     """Return the page. The runs are those of the answer; ``text_a`` gives the text of a token of A."""
-    a, b = _sequence(run_a, answer["a"]), _sequence(run_b, answer["b"])
+    a, b = (_undrawn(run, _sequence(run, answer[side])) for run, side in ((run_a, "a"), (run_b, "b")))
     parts = [_head(answer), _many(answer)]
     if answer["verdict"] != "same":
         at = answer["outputs"]["first_divergent_token"]
@@ -184,6 +185,13 @@ class Scale(NamedTuple):
         """Return the place of a margin; none at all lies on the floor."""
         power = min(max(math.log10(value) if value > 0 else self.low, self.low), self.high)
         return round(TOP + (FLOOR - TOP) * (self.high - power) / (self.high - self.low), 1)
+
+
+def _undrawn(run: Run, sequence: Sequence) -> Sequence:
+    """Leave out the margins of tokens that were drawn: there they say nothing."""
+    if conditions.truth("sample", run) is not True:
+        return sequence
+    return replace(sequence, steps=tuple(replace(step, margin=None) for step in sequence.steps))
 
 
 def _plot(answer: dict[str, Any], a: Sequence, b: Sequence) -> str:

@@ -65,9 +65,9 @@ SETS = {"env.OMP_NUM_THREADS": "torch.num_threads", "env.MKL_NUM_THREADS": "mkl.
 GREEDY_IGNORES_FROM = (4, 39)
 
 
-PLACES = ("rng.device_of_sampling", "rng.batch_shape_at_sampling")
+PLACES = ("rng.device_of_sampling", "rng.batch_shape_at_sampling", "rng.row_at_sampling")
 # Rows share one stream: in another batch each draws other numbers of it.
-DRAWN = ("seed.given", "seed.torch_initial", "rng.consumed", "rng.batch_shape_at_sampling")
+DRAWN = ("seed.given", "seed.torch_initial", "rng.consumed", "rng.batch_shape_at_sampling", "rng.row_at_sampling")
 STREAMS = ("rng.torch_cpu_state_sha256", "rng.torch_cuda_state_sha256", "rng.torch_mps_state_sha256",
            "rng.torch_xpu_state_sha256")  # fmt: skip
 
@@ -156,8 +156,9 @@ def past_padding(difference: Difference, pair: Pair) -> bool:
         return False
     if difference.name != SIDES[0] and SIDES[0] not in pair.differing and SIDES[0] in pair.a.fields:
         return False  # what the batch really had is known, and this row had the same
-    sides = (difference.a, difference.b)
-    return any(side is not None and side.state is State.VALUE and "right" in str(side.value) for side in sides)
+    known = [side.value for side in (difference.a, difference.b) if side is not None and side.state is State.VALUE]
+    # Of a batch that was padded on both sides it is not told how this row was: then the tokens say it.
+    return "right" in known or ("left+right" in known and pair.evidence.kind not in ("zero", "rounding"))
 
 
 def _both(pair: Pair, name: str) -> bool:

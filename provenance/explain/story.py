@@ -154,7 +154,12 @@ def _token(side: dict[str, Any], text: Text) -> str:
     if not side or side.get("token_id") is None:
         return f"ended ({side.get('ended', 'unknown')})"
     shown = text(side["token_id"])
-    line = f"chose {side['token_id']}" + (f" {shown!r}" if shown is not None else "")
+    verb = "drew" if side.get("drawn") else "chose"
+    line = f"{verb} {side['token_id']}" + (f" {shown!r}" if shown is not None else "")
+    if side.get("drawn"):
+        best = f"{side['among']} best" if side["among"] else "best that were kept"
+        line += f", number {side['rank']} of the {best}" if side["rank"] else f", none of the {best}"
+        line += f", log probability {side['logprob']:.3g}" if side["logprob"] is not None else ""
     if side.get("margin") is not None:
         ulps = f" ({side['margin_ulps']:.3g} ulp)" if side.get("margin_ulps") is not None else ""
         runner = side.get("runner_up_id")

@@ -213,8 +213,8 @@ def _tie(a: Sequence, b: Sequence, at: int, change: Change | None) -> bool:
     return max(m for m in margins if m is not None) <= max(TIE_ULPS * ulp(largest, dtype), 2 * moved)
 
 
-def side(sequence: Sequence, at: int | None) -> dict[str, Any]:
-    """Describe one run's token at the point where the outputs part."""
+def side(sequence: Sequence, at: int | None, drawn: bool = False) -> dict[str, Any]:
+    """Describe one run's token at the point where the outputs part. A drawn token has a rank, and no margin."""
     if at is None or sequence.output_ids is None:
         return {}
     if at >= len(sequence.output_ids):
@@ -222,6 +222,8 @@ def side(sequence: Sequence, at: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {"token_id": sequence.output_ids[at]}
     if at < len(sequence.steps):
         step = sequence.steps[at]
+        if drawn:
+            return found | {"logprob": step.logprob, "drawn": True, "rank": _rank(step), "among": len(step.top_ids)}
         largest = max((abs(x) for x in sequence.steps[0].top_logits), default=0.0)
         unit = ulp(largest, sequence.logits_dtype)
         found |= {"logprob": step.logprob, "runner_up_id": step.runner_up, "margin": _finite(step.margin)}
@@ -229,6 +231,14 @@ def side(sequence: Sequence, at: int | None) -> dict[str, Any]:
             step.margin / unit if step.margin is not None and unit and math.isfinite(step.margin) else None
         )
     return found
+
+
+def _rank(step: Step) -> int | None:
+    """Return how many tokens had no smaller logit than the one that was drawn; None where it is not among the best."""
+    if step.token not in step.top_ids:
+        return None
+    own = step.top_logits[step.top_ids.index(step.token)]
+    return 1 + sum(logit > own for logit in step.top_logits)
 
 
 def _finite(number: float | None) -> float | None:

@@ -1,5 +1,7 @@
 """Which fields differ: unknown is never equal, missing is never different, one thing is never two."""
 
+from dataclasses import replace
+
 from provenance.explain import fields
 from provenance.facts import Field, State
 from tests.fakes.runs import run, unknown
@@ -39,6 +41,14 @@ def test_a_sequence_brings_its_place_in_the_batch() -> None:
     assert found["batch.position"].value == 1
     assert found["batch.padding_tokens"].value == 0
     assert found["batch.padding_side"].state is State.NOT_APPLICABLE
+
+
+def test_a_sequence_of_a_run_that_drew_brings_its_place_in_the_random_stream() -> None:
+    made = run(inputs=[[1, 2], [3]], outputs=[[5], [6]], fields={"rng.batch_shape_at_sampling": 4})
+    rows = [replace(made.sequences[n // 2], ret=n % 2) for n in range(4)]
+    made = replace(made, sequences=tuple(rows))
+    assert [fields.of_sequence(made, row)["rng.row_at_sampling"].value for row in rows] == [0, 1, 2, 3]
+    assert "rng.row_at_sampling" not in fields.of_sequence(run(), run().sequences[0])
 
 
 def test_every_member_of_a_group_is_declared_and_in_one_group() -> None:

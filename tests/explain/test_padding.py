@@ -49,6 +49,12 @@ def test_the_side_of_the_tokenizer_stands_for_that_of_the_batch_where_it_was_not
     assert (answer["causes"][0]["field"], answer["causes"][0]["effect"]) == (side, "semantic")
 
 
+@pytest.mark.parametrize(("moved", "field"), [(0.125, "batch.size"), (9.0, "batch.padding_side")])
+def test_of_a_batch_that_was_padded_on_both_sides_the_tokens_say_how_this_row_was(moved: float, field: str) -> None:
+    a, b = pair(SHORT, RIGHT | {"batch.padding_side": "left+right"}, moved=moved)
+    assert compare.compare(_padded(a, 0), _padded(b))["causes"][0]["field"] == field
+
+
 def test_padding_on_the_left_that_moved_logits_far_was_not_masked() -> None:
     a, b = pair(SHORT, RIGHT | {"batch.padding_side": "left"}, moved=9.0)
     answer = compare.compare(_padded(a, 0), _padded(b))

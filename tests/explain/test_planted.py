@@ -19,6 +19,7 @@ from provenance.store import database, queries
 from tests.fakes import planted
 
 TRIES = 4
+pytestmark = pytest.mark.timeout(900)  # some ninety real calls, on whatever else the machine does
 
 
 @dataclass

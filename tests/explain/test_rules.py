@@ -92,7 +92,9 @@ def test_a_length_limit_acts_at_the_end_alone() -> None:
 
 def test_equal_bits_acquit_everything_that_makes_logits() -> None:
     assert natures.fit("zero", spec("torch.num_threads")) < natures.RULED_OUT
-    assert "equal to the last bit" in causes._ruled_out("zero", spec("torch.num_threads"))
+    for name in ("torch.num_threads", "model.norm_eps", "model.attn_implementation", "batch.padding_side"):
+        assert "equal to the last bit" in causes._ruled_out("zero", spec(name))
+    assert causes._ruled_out("zero", spec("tokenizer.sha256")) == "nothing in the tokens speaks for it"
     assert judge("generation.repetition_penalty", 1.0, 1.1, moved=0.0) == ""
 
 
