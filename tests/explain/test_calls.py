@@ -120,7 +120,10 @@ def test_equal_arguments_and_another_result_are_the_work_of_what_is_no_argument(
 
 def test_arguments_out_of_which_a_secret_was_taken_equal_none() -> None:
     one = function(given("x"), "a", {"input.arguments": 1})
-    taken = replace(one, fields={**one.fields, "input.arguments": unknown("input.arguments")})
+    taken = replace(
+        one,
+        fields={**one.fields, "input.arguments": unknown("input.arguments", "a secret was taken out of the arguments")},
+    )
     other = function(given("x"), "b")
     blank = replace(other, sequences=(replace(other.sequences[0], input_key="", input_value=None),))
     found = compare.compare(taken, blank)
