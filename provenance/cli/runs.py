@@ -147,7 +147,7 @@ def _sequence(run: Run, sequence: Sequence) -> None:
         ("plain", f"  {line}") for line in _content(sequence.output_text, sequence.output_value, sequence.output_ids)
     ]
     margins = [(step.margin, n) for n, step in enumerate(sequence.steps) if step.margin is not None]
-    if margins and conditions.truth("sample", run) is not True:  # a margin says nothing of a drawn token
+    if margins and not conditions.drew(run):  # a margin says nothing of a drawn token
         smallest, at = min(margins)
         out.append(("dim", f"  smallest margin {smallest:.3g} logits at token {at}"))
     elif sequence.no_evidence:

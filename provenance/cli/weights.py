@@ -1,6 +1,5 @@
 """weights: which tensors differ between two runs, files or checkpoints, and the digests of files."""
 
-import os
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from provenance.cli.opened import Db, Json, Runs, is_file
 from provenance.errors import BadFile, CouldNotTell
 from provenance.explain import manifests
 from provenance.facts import WeightEntry, WeightsManifest
-from provenance.fingerprint.files import ENDINGS, TENSORS, Digest, Hasher, holding, joined, of_files
+from provenance.fingerprint.files import ENDINGS, TENSORS, Digest, Hasher, cores, holding, joined, of_files
 from provenance.fingerprint.reading import Missing
 from provenance.fingerprint.weights import UNREAD
 from provenance.integrity.canonical import PREFIX
@@ -68,9 +67,8 @@ class Progress:
 
 def hasher(check: bool, total: int) -> tuple[Hasher, Progress]:
     """Make a hasher on every core that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     progress = Progress(total)
-    return Hasher(remembered(), cores, told=progress, trust=not check), progress
+    return Hasher(remembered(), cores(), told=progress, trust=not check), progress
 
 
 def remembered() -> Path:

@@ -137,7 +137,7 @@ def _judge(
     a: Run, b: Run, one: Sequence, other: Sequence, declared: Named, history: causes.History | None
 ) -> dict[str, Any]:
     inputs = _inputs(a, b, one, other)
-    sampled = conditions.truth("sample", a) is True or conditions.truth("sample", b) is True
+    sampled = conditions.drew(a) or conditions.drew(b)
     evidence = tokens.compare(one, other, sampled, one_key=a.key_id == b.key_id)
     differing, blind = fields.compare(fields.of_sequence(a, one), fields.of_sequence(b, other))
     names = frozenset(item.name for item in differing)
@@ -314,8 +314,8 @@ def _outputs(case: Pair) -> dict[str, Any]:
         "equal": evidence.ids_equal if evidence.ids_equal is not None else evidence.text_equal,
         "surface_only": evidence.surface_only, "first_divergent_token": evidence.divergent_at,
         "prefix": evidence.prefix,
-        "a": tokens.side(case.one, evidence.divergent_at, conditions.truth("sample", case.a) is True),
-        "b": tokens.side(case.other, evidence.divergent_at, conditions.truth("sample", case.b) is True),
+        "a": tokens.side(case.one, evidence.divergent_at, conditions.drew(case.a)),
+        "b": tokens.side(case.other, evidence.divergent_at, conditions.drew(case.b)),
         "logit_change": None,
     }  # fmt: skip
     if change is not None:

@@ -54,6 +54,11 @@ def _either(one: Truth, other: Truth) -> Truth:
     return None if one is None or other is None else False
 
 
+def drew(run: Run) -> bool:
+    """Say whether a run is known to have drawn its tokens."""
+    return truth("sample", run) is True
+
+
 def truth(word: str, run: Run) -> Truth:
     """Evaluate one word."""
     if word in ("always", "never"):

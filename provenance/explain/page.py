@@ -189,7 +189,7 @@ class Scale(NamedTuple):
 
 def _undrawn(run: Run, sequence: Sequence) -> Sequence:
     """Leave out the margins of tokens that were drawn: there they say nothing."""
-    if conditions.truth("sample", run) is not True:
+    if not conditions.drew(run):
         return sequence
     return replace(sequence, steps=tuple(replace(step, margin=None) for step in sequence.steps))
 

@@ -21,16 +21,11 @@ def fields(place: Path, cache: Path | None = None) -> list[Field]:
     found = [
         Field("weights.path", short_path(str(place.absolute()), os.path.expanduser("~")), source="files"),
         read("weights.files_root", lambda: files.of_files(place, lambda: False, cache)[0].root, "files"),
-        read("weights.tensors_root", lambda: files.tensors_root(place, lambda: False, cache, cores()), "files"),
+        read("weights.tensors_root", lambda: files.tensors_root(place, lambda: False, cache, files.cores()), "files"),
     ]
     if place.is_dir():
         found += [read(f"files.{path.name}", lambda path=path: digest(path), "files") for path in small(place)]  # type: ignore[misc]
     return found
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def small(folder: Path) -> list[Path]:

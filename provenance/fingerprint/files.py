@@ -75,6 +75,11 @@ def _silent(_: int) -> None:
     return None
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Hasher:
     """Hashes files with ``workers`` threads, each of which holds one MiB.
 
@@ -306,12 +311,11 @@ def tensors_root(place: Path, stop: Stop, cache: Path | None = None, workers: in
     Raises Missing where files of another kind hold weights too: what is in them is not known, Stopped, or OSError.
     """
     paths = holding(place)[0]
-    others = [path for path in (weighty(place) if place.is_dir() else []) if path not in paths]
-    strange = [path.name for path in [*paths, *others] if not path.name.endswith(TENSORS)]
-    strange = [name for name in strange if not name.endswith(".index.json")]
-    strange += [path.name for path in others if path.name.endswith(TENSORS)]
-    if strange:
-        raise Missing(f"what {strange[0]} holds is known by the whole file alone")
+    beside = [path for path in weighty(place) if path not in paths] if place.is_dir() else []
+    closed = [path.name for path in paths if not path.name.endswith(TENSORS)]
+    closed += [path.name for path in beside if not path.name.endswith(".index.json")]
+    if closed:
+        raise Missing(f"what {closed[0]} holds is known by the whole file alone")
     return Hasher(cache, workers, stop).tensors(place).root
 
 

@@ -236,7 +236,7 @@ def _tokens(text: str) -> Any:
 
 def _randomness(made: Plan, run: Run) -> None:
     """Tell whether the random state decides, and whether there is one."""
-    sampled = conditions.truth("sample", run) is True or "sample" in str(value(run, "generation.mode") or "")
+    sampled = conditions.drew(run) or "sample" in str(value(run, "generation.mode") or "")
     made.draws = sampled or bool(value(run, "model.training") is True and value(run, "model.dropout_active"))
     if not made.draws:
         return
