@@ -340,6 +340,31 @@ def test_the_model_that_drafts_is_known_too(gate: threading.Event, tmp_path: Pat
     assert [name for name in models.last(db).fields if name.startswith("draft.")] == []
 
 
+def test_that_the_tensors_in_files_cannot_be_told_is_counted_and_takes_nothing_from_the_call(
+    tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = []
+
+    def broken(*_: object) -> None:
+        fired.append("_inside")
+        raise RuntimeError("broken")
+
+    provenance.init(weights="files")
+    plain = _saved(tmp_path / "tiny")
+    expected = plain.generate(models.tensor(), max_new_tokens=4, do_sample=False)
+    monkeypatch.setattr(watching.Job, "_inside", broken)
+    model = provenance.wrap(plain)
+    for _ in range(2):
+        assert torch.equal(model.generate(models.tensor(), max_new_tokens=4, do_sample=False), expected)
+        _hashed()
+    recorder = recorders.current()
+    assert recorder is not None
+    assert (fired, recorder.errors) == (["_inside"], 1)
+    last = models.last(db).fields
+    assert last["weights.files_root"].known
+    assert last["weights.loaded_root"].reason == "RuntimeError while hashed"
+
+
 def test_weights_files_without_files_says_why(db: Path) -> None:
     provenance.init(weights="files")
     model = provenance.wrap(models.llama())
